@@ -1,0 +1,1 @@
+"""The processes of a run: actor, learner, replay, env_search. None imports another."""

@@ -1,0 +1,1 @@
+"""Generates groups of rollouts with vLLM or torch and swaps weights without stopping."""

@@ -1,0 +1,1 @@
+"""Answers /retrieve over a memory-mapped index."""

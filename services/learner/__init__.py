@@ -1,0 +1,1 @@
+"""Scans stored groups, trains on mixed batches, checkpoints and publishes weights."""

@@ -1,0 +1,1 @@
+"""What two or more services need: wire format, streams, configuration, metrics, rewards, prompts."""

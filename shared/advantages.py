@@ -1,0 +1,25 @@
+"""Group-relative advantages (GRPO): computed once, by the actor, and frozen with the group."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+STD_FLOOR = 1e-3  # below it the spread is rounding residue, and the advantage is 0
+_EPSILON = 1e-6
+
+
+def group_advantages(rewards: Sequence[float | None]) -> NDArray[np.float32]:
+    """(r - mean) / std over the scored rewards, float32[G]; 0 where the reward is None.
+
+    The standard deviation is the sample one (n - 1), as in the common GRPO trainers. A spread below STD_FLOOR gives zeros.
+    Fewer than two scored rewards is a caller's error: such a group is dropped before.
+    """
+    scored = np.array([r for r in rewards if r is not None], np.float64)
+    assert len(scored) >= 2, "a group needs at least two scored rollouts"
+    out = np.zeros(len(rewards), np.float32)
+    std = scored.std(ddof=1)
+    if std >= STD_FLOOR:
+        where = [r is not None for r in rewards]
+        out[where] = (scored - scored.mean()) / (std + _EPSILON)
+    return out

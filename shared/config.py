@@ -1,0 +1,266 @@
+"""One configuration per run: a TOML file, then HEADRACE_* variables, then dotted overrides; later ones win.
+
+    headrace up run.toml --learner.lr 2e-6        HEADRACE_LEARNER__LR=2e-6 python -m services.learner
+
+A value is read as TOML where it parses as such and as a plain string otherwise. An unknown key is refused with the nearest
+known one; settings that cannot work together are refused with the arithmetic.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from shared import settings
+from shared.errors import UserError
+
+ENV_PREFIX = "HEADRACE_"
+CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
+_NOT_SETTINGS = {CONFIG_FILE_VARIABLE, "HEADRACE_REQUIRE_VLLM", "HEADRACE_LOG"}
+
+
+class Config(settings.Section):
+    """The resolved configuration of a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: settings.Run = Field(default_factory=settings.Run)
+    model: settings.Model = Field(default_factory=settings.Model)
+    data: settings.Data = Field(default_factory=settings.Data)
+    env: settings.Env = Field(default_factory=settings.Env)
+    reward: settings.Reward = Field(default_factory=settings.Reward)
+    rollout: settings.Rollout = Field(default_factory=settings.Rollout)
+    eval: settings.Eval = Field(default_factory=settings.Eval)
+    actor: settings.Actor = Field(default_factory=settings.Actor)
+    replay: settings.Replay = Field(default_factory=settings.Replay)
+    learner: settings.Learner = Field(default_factory=settings.Learner)
+    weights: settings.Weights = Field(default_factory=settings.Weights)
+    redis: settings.Redis = Field(default_factory=settings.Redis)
+    search: settings.Search = Field(default_factory=settings.Search)
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of this run."""
+        return Path(self.run.root) / self.run.name
+
+    @property
+    def weights_dir(self) -> Path:
+        """The shared folder that holds a directory per published version."""
+        return Path(self.weights.dir) if self.weights.dir else self.run_dir / "weights"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The folder of `step_N` checkpoints."""
+        return self.run_dir / "checkpoints"
+
+    @property
+    def index_dir(self) -> Path:
+        """The folder of the retrieval index."""
+        return Path(self.search.index) if self.search.index else self.run_dir / "index"
+
+    def to_toml(self) -> str:
+        """The resolved configuration as TOML, readable back by `load`; the Redis password is left out."""
+        lines: list[str] = []
+        for section, values in self.model_dump().items():
+            lines.append(f"[{section}]")
+            for key, value in values.items():
+                if (section, key) == ("redis", "url"):
+                    value = without_password(value)
+                lines.append(f"{key} = {_toml_value(value)}")
+            lines.append("")
+        return "\n".join(lines)
+
+
+def load(
+    path: str | Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Config:
+    """Read `path`, then `environ`, then `overrides` (`["--learner.lr", "2e-6", "--replay.tau=.01"]`).
+
+    Raises UserError in one sentence for a file that is missing or not TOML, an unknown key, a value of the wrong type, or
+    settings that contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    tree = _read_toml(Path(path)) if path else {}
+    for dotted, value in [*_from_environ(environ), *parse_overrides(overrides)]:
+        _set(tree, dotted, value)
+    return build(tree, where=str(path) if path else "the configuration")
+
+
+def load_service_config(environ: Mapping[str, str] | None = None) -> Config:
+    """The configuration of a service started alone: the file HEADRACE_CONFIG names, then the other variables."""
+    environ = os.environ if environ is None else environ
+    return load(environ.get(CONFIG_FILE_VARIABLE) or None, environ=environ)
+
+
+def build(tree: dict[str, Any], where: str = "the configuration") -> Config:
+    """Validate a nested mapping; UserError names the key, what is wrong with it, and the nearest right one."""
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_sentence(error)}") from None
+    _refuse_contradictions(config, where)
+    return config
+
+
+def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """`--section.key value` or `--section.key=value` pairs, in order."""
+    pairs: list[tuple[str, Any]] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or "." not in word:
+            raise UserError(
+                f"'{word}' is not an override: write --section.key value, for example --learner.lr 2e-6."
+            )
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            if not rest or (rest[0].startswith("--") and "." in rest[0]):
+                raise UserError(f"--{key} has no value: write --{key} VALUE.")
+            value = rest.pop(0)
+        pairs.append((key, _value(value)))
+    return pairs
+
+
+def known_keys() -> list[str]:
+    """Every dotted key there is."""
+    return [
+        f"{section}.{key}"
+        for section, field in Config.model_fields.items()
+        for key in field.annotation.model_fields  # type: ignore[union-attr]
+    ]
+
+
+def without_password(url: str) -> str:
+    """A URL that may be logged."""
+    scheme, sep, rest = url.partition("://")
+    return f"{scheme}{sep}{rest.rpartition('@')[2]}" if sep else url
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no configuration file {path}: check the path, or start from examples/atlas.toml."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _from_environ(environ: Mapping[str, str]) -> list[tuple[str, Any]]:
+    pairs = []
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS and "__" in name:
+            section, _, key = name[len(ENV_PREFIX) :].lower().partition("__")
+            pairs.append((f"{section}.{key}", _value(environ[name])))
+    return pairs
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    section, _, key = dotted.partition(".")
+    table = tree.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise UserError(f"'{section}' must be a table of settings, as in [{section}].")
+    table[key] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # TOML wants a digit before the point: .01
+    except ValueError:
+        return text
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = known_keys() if "." in key else list(Config.model_fields)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+        if "." in key and not near:
+            near = difflib.get_close_matches(
+                key.partition(".")[2], [k.partition(".")[2] for k in known], n=1, cutoff=0.6
+            )
+        hint = (
+            f"; did you mean '{near[0]}'?"
+            if near
+            else f"; the sections are {', '.join(Config.model_fields)}."
+        )
+        return f"unknown key '{key}'{hint}"
+    given = first.get("input")
+    shown = f" (given: {given!r})" if not isinstance(given, dict) else ""
+    return f"'{key}': {first['msg'][0].lower()}{first['msg'][1:]}{shown}."
+
+
+def _refuse_contradictions(config: Config, where: str) -> None:
+    for broken, sentence in _contradictions(config):
+        if broken:
+            raise UserError(f"{where}: {sentence}")
+
+
+def _contradictions(c: Config) -> list[tuple[bool, str]]:
+    b, m, r, unit = c.learner.batch, c.learner.mini_batch, c.replay.select, c.replay.unit
+    window = c.rollout.max_prompt_tokens + c.rollout.max_turn_tokens
+    replays = c.replay.policy != "none"
+    return [
+        (
+            m > 0 and b % m != 0,
+            f"learner.batch = {b} is not a multiple of learner.mini_batch = {m} ({b} = {b // max(m, 1)} x {m} + {b % max(m, 1)}): "
+            f"set learner.batch to {b - b % max(m, 1) or m} or {(b // max(m, 1) + 1) * m}.",
+        ),
+        (
+            replays and r % unit != 0,
+            f"replay.select = {r} is not a multiple of replay.unit = {unit}: groups beyond {r - r % unit} could never be used.",
+        ),
+        (
+            replays and r > 0 and c.replay.capacity < r,
+            f"replay.capacity = {c.replay.capacity} cannot hold the replay.select = {r} groups of one step: "
+            f"2 to 4 times learner.batch ({2 * b} to {4 * b}) is the useful range.",
+        ),
+        (
+            replays and r == 0,
+            f"replay.policy = '{c.replay.policy}' with replay.select = 0 replays nothing: set replay.select (learner.batch / 2 "
+            f"= {max(b // 2, 1)} is the paper's) or replay.policy = 'none'.",
+        ),
+        (
+            window > c.rollout.max_tokens,
+            f"rollout.max_prompt_tokens + rollout.max_turn_tokens = {c.rollout.max_prompt_tokens} + {c.rollout.max_turn_tokens} = "
+            f"{window} exceeds rollout.max_tokens = {c.rollout.max_tokens}: a full prompt would leave no room for one turn.",
+        ),
+        (
+            c.rollout.top_p != 1.0 or c.rollout.top_k not in (0, -1),
+            f"rollout.top_p = {c.rollout.top_p} and rollout.top_k = {c.rollout.top_k}: training needs top_p = 1 and top_k = 0, "
+            "because a cut distribution makes the policy ratio biased.",
+        ),
+        (
+            c.learner.kl > 0 and not c.model.kl_reference,
+            "learner.kl > 0 needs model.kl_reference, the frozen model it measures to.",
+        ),
+        (
+            c.search.topk > c.search.max_topk,
+            f"search.topk = {c.search.topk} exceeds search.max_topk = {c.search.max_topk}.",
+        ),
+        (
+            c.env.kind == "search" and c.env.topk > c.search.max_topk,
+            f"env.topk = {c.env.topk} exceeds search.max_topk = {c.search.max_topk}.",
+        ),
+    ]

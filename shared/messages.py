@@ -1,0 +1,250 @@
+"""What travels on the streams, as typed msgpack; the schema number comes first and an unknown one is refused.
+
+    stream    entry                                          writer -> reader
+    tasks     Task                                           replay -> actors
+    groups    GroupHeader                                    actor -> replay
+    work      Scan | Batch | Finish                          replay -> learner
+    results   Hello | ScanResult | Trained | Checkpointed    learner -> replay
+    weights   WeightsNotice                                  learner -> all
+    events    a small JSON-like mapping (shared.events)      all -> people
+
+`msgspec` checks every field's type on decoding; `decode` adds what types cannot say (finite numbers, matching lengths).
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from shared.versions import Version
+
+SCHEMA = 1
+
+TRAIN, EVAL = "train", "eval"
+
+# how a rollout ended
+FINISHED = "finished"  # an answer, or an end-of-sequence token in a single-turn task
+TRUNCATED = "truncated"  # out of tokens or turns: scored as it stands
+ENV_FAILED = "env_failed"  # the environment did not answer in time: masked, never scored
+TIMED_OUT = "timed_out"  # the group's deadline came first: masked, never scored
+ROLLOUT_STATUSES = (FINISHED, TRUNCATED, ENV_FAILED, TIMED_OUT)
+
+
+class Malformed(ValueError):
+    """Bytes that are not a valid message; the text says why and is kept with the dead letter."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    """A message with its schema number."""
+
+    schema: int = SCHEMA
+
+
+class Task(Message, tag="task"):
+    """One prompt to roll out G times. `number` is its place in the endless shuffled data set (per kind)."""
+
+    id: str
+    kind: str  # TRAIN | EVAL
+    number: int
+    attempt: int
+    seed: int
+    group_size: int
+    temperature: float
+    min_version: int  # the lowest weights number the first token may be sampled under
+    data_source: str
+    messages: list[dict[str, str]]  # chat messages; the actor applies the template and tokenises
+    ground_truth: list[str]
+    round: int = -1  # EVAL: the weights number this evaluation is of
+
+
+class GroupHeader(Message, tag="group"):
+    """All that replay reads of a group; its payload stays in Redis under the same id. Lists have one item per rollout."""
+
+    id: str
+    kind: str
+    number: int
+    attempt: int
+    round: int
+    actor: str
+    data_source: str
+    rewards: list[float | None]  # None: unscored
+    correct: list[bool]
+    signs: list[int]  # of the advantages
+    statuses: list[str]
+    prompt_tokens: int
+    sampled_tokens: list[int]  # policy-sampled, i.e. |T| of the rollout
+    total_tokens: list[int]  # sampled and retrieved
+    searches: list[int]
+    version_min: Version
+    version_max: Version
+    headroom: float  # under l_gen
+    payload_bytes: int
+    seconds: float  # of generation, environment included
+    env_seconds: float  # of it spent waiting for the environment, mean per rollout
+    fingerprints: dict[str, str]  # tokenizer, template, reward, index
+    failure: str = ""  # not empty: nothing usable came out, there is no payload, and this says why
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a payload."""
+        return not self.failure
+
+    @property
+    def scored(self) -> list[float]:
+        """The rewards that exist."""
+        return [r for r in self.rewards if r is not None]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some, but not all, of the scored rollouts are right (method.md, section 3.1)."""
+        right = [c for c, r in zip(self.correct, self.rewards, strict=True) if r is not None]
+        return 0 < sum(right) < len(right)
+
+
+class Scan(Message, tag="scan"):
+    """Score these stored groups under the current weights."""
+
+    scan: str  # echoed in the result; unique over restarts of replay
+    step: int
+    ids: list[str]
+
+
+class Batch(Message, tag="batch"):
+    """One training step: [replay in order ; fresh in order]."""
+
+    step: int
+    replay: list[str]
+    fresh: list[str]
+
+
+class Finish(Message, tag="finish"):
+    """No more batches: the run has trained its last step and the evaluation is in."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of one group under one version of the weights (method.md, section 6). d = log p - l_ref per token."""
+
+    id: str
+    tokens: int  # |T|
+    tokens_positive: int  # tokens of responses with A > 0, and with A < 0
+    tokens_negative: int
+    mean_p_positive: float
+    mean_p_negative: float
+    headroom: float
+    sum_d: float
+    sum_d2: float
+    max_abs_d: float
+    k3: float  # mean(e^d - 1 - d)
+    dead_share: float  # tokens whose gradient the clip makes zero
+    entropy: float = 0.0  # mean -log p of the stored tokens
+    headroom_ref: float | None = None  # Headroom under l_ref; sent when the group is fresh
+    engine_gap: float | None = None  # mean (l_ref - l_gen)^2; sent when the group is fresh
+
+    @property
+    def drift(self) -> float:
+        """mean d^2 over T(g)."""
+        return self.sum_d2 / self.tokens
+
+
+class Hello(Message, tag="hello"):
+    """The learner is up, at `version`; what it trained after that in an earlier lineage is void."""
+
+    version: Version
+
+
+class ScanResult(Message, tag="scanned"):
+    """The records of one Scan, in its order. A group that could not be read is missing."""
+
+    scan: str
+    step: int
+    version: Version
+    records: list[Record]
+    seconds: float
+
+
+class Trained(Message, tag="trained"):
+    """Step `step` is done: `version` is (lineage, step + 1) and is published."""
+
+    step: int
+    version: Version
+    records: list[Record]
+    rejected: list[str]  # groups of the batch that were refused, with a dead letter each
+    metrics: dict[str, float]
+
+
+class Checkpointed(Message, tag="checkpointed"):
+    """Steps below `step` are durable."""
+
+    version: Version
+    step: int
+
+
+class WeightsNotice(Message, tag="weights"):
+    """A published version. `location` is relative to the weights folder."""
+
+    version: Version
+    location: str
+    digest: str
+    size: int
+    published: float  # unix seconds
+    canary: list["CanarySequence"]
+
+
+class CanarySequence(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids and the log-probability of each but the first `start`, under the published weights at temperature 1."""
+
+    tokens: list[int]
+    start: int
+    logprobs: list[float]  # of tokens[start:]
+
+
+Work = Scan | Batch | Finish
+Result = Hello | ScanResult | Trained | Checkpointed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[Any, msgspec.msgpack.Decoder] = {}
+
+
+def encode(message: Message) -> bytes:
+    """msgpack bytes."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """A checked message. `kind` is a Message class or one of the unions. Raises Malformed with the reason."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        message = decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"not a valid message: {error}") from None
+    if message.schema != SCHEMA:
+        raise Malformed(f"schema {message.schema}, and this version reads schema {SCHEMA}")
+    if isinstance(message, GroupHeader):
+        _check_header(message)
+    return message
+
+
+def _check_header(h: GroupHeader) -> None:
+    per_rollout = {
+        "correct": h.correct,
+        "signs": h.signs,
+        "statuses": h.statuses,
+        "sampled_tokens": h.sampled_tokens,
+    }
+    per_rollout |= {"total_tokens": h.total_tokens, "searches": h.searches}
+    for name, values in per_rollout.items():
+        if len(values) != len(h.rewards):
+            raise Malformed(f"group {h.id}: {len(values)} {name} for {len(h.rewards)} rewards")
+    if h.kind not in (TRAIN, EVAL):
+        raise Malformed(f"group {h.id}: unknown kind '{h.kind}'")
+    if any(s not in ROLLOUT_STATUSES for s in h.statuses):
+        raise Malformed(f"group {h.id}: unknown rollout status")
+    numbers = [h.headroom, h.seconds, h.env_seconds, *h.scored]
+    if not all(math.isfinite(x) for x in numbers):
+        raise Malformed(f"group {h.id}: a number that is not finite")
+    if min([h.number, h.attempt, h.payload_bytes, h.prompt_tokens, *h.sampled_tokens, *h.total_tokens]) < 0:
+        raise Malformed(f"group {h.id}: a negative count")
+    if h.version_min > h.version_max:
+        raise Malformed(f"group {h.id}: version_min {h.version_min} above version_max {h.version_max}")

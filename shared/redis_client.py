@@ -1,0 +1,81 @@
+"""Connections to Redis with the time limits this system relies on.
+
+A blocking stream read asks the server to wait BLOCK_MS; the socket gives up well after that, so a quiet stream is never
+mistaken for a dead server, and a dead server is always noticed. Commands are retried a few times on a lost connection;
+everything written here is idempotent under such a retry (see each script and transaction).
+"""
+
+import time
+
+import redis
+import redis.asyncio
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from shared.config import without_password
+from shared.errors import UserError
+
+BLOCK_MS = 1000
+SOCKET_TIMEOUT_S = 20.0
+MINIMUM_VERSION = (6, 2)  # XAUTOCLAIM
+
+_OPTIONS: dict = {
+    "socket_timeout": SOCKET_TIMEOUT_S,
+    "socket_connect_timeout": 5.0,
+    "health_check_interval": 15,
+    "socket_keepalive": True,
+}
+
+
+def connect(url: str) -> redis.Redis:
+    """A client for threads and the learner. Does not touch the network yet."""
+    return redis.Redis.from_url(
+        _checked(url), retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4), **_OPTIONS
+    )
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """A client for an event loop. Does not touch the network yet."""
+    retry = redis.asyncio.retry.Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
+    return redis.asyncio.Redis.from_url(_checked(url), retry=retry, **_OPTIONS)
+
+
+def wait_until_up(url: str, wait_s: float) -> None:
+    """Return once the server answers and can be used; UserError says what is wrong otherwise."""
+    client = connect(url)
+    client.set_retry(Retry(ExponentialBackoff(cap=0.1, base=0.05), 0))
+    deadline = time.monotonic() + wait_s
+    shown = without_password(url)
+    try:
+        while True:
+            try:
+                version = client.info("server")["redis_version"]
+                break
+            except redis.AuthenticationError:
+                raise UserError(
+                    f"Redis at {shown} refuses the password: put the right one into redis.url."
+                ) from None
+            except redis.BusyLoadingError as error:
+                last: redis.RedisError = error
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                last = error
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f"Redis at {shown} did not answer within {wait_s:g} s ({last}): start it, or mend redis.url."
+                ) from None
+            time.sleep(0.1)
+    finally:
+        client.close()
+    if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_VERSION:
+        needed = ".".join(map(str, MINIMUM_VERSION))
+        raise UserError(
+            f"Redis at {shown} is version {version}, and XAUTOCLAIM needs {needed} or newer: upgrade it."
+        )
+
+
+def _checked(url: str) -> str:
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise UserError(
+            f"redis.url = '{without_password(url)}' is not a Redis address: write redis://[:password@]host:port/0."
+        )
+    return url

@@ -1,0 +1,48 @@
+"""What every service's entry point does: log to stderr, turn a UserError into one sentence and exit status 2, leave on SIGTERM."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+
+from shared.config import Config, load_service_config
+from shared.errors import UserError
+
+log = logging.getLogger("headrace")
+
+
+def set_up_logging(service: str) -> None:
+    """One line per record on stderr; HEADRACE_LOG sets the level."""
+    level = os.environ.get("HEADRACE_LOG", "INFO").upper()
+    logging.basicConfig(
+        level=logging.WARNING, format=f"%(asctime)s {service} %(levelname)s %(message)s", stream=sys.stderr
+    )
+    log.setLevel(level)
+
+
+def run_service(service: str, serve: Callable[[Config], Coroutine[None, None, None]]) -> None:
+    """Load the configuration and run an asynchronous service until it returns or SIGTERM / SIGINT cancels it."""
+    main(service, lambda config: asyncio.run(_until_signalled(serve(config))))
+
+
+def main(service: str, serve: Callable[[Config], None]) -> None:
+    """Load the configuration and run a plain service."""
+    set_up_logging(service)
+    try:
+        serve(load_service_config())
+    except UserError as error:
+        print(f"{service}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+
+
+async def _until_signalled(work: Coroutine[None, None, None]) -> None:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        log.info("stopped")

@@ -1,0 +1,184 @@
+"""The sections of a run's configuration, with their defaults and meaning.
+
+Every field is a setting somebody turns. Units are in the names: `_s` seconds, `_ms` milliseconds, `_bytes` bytes; token
+counts say tokens. Settings that contradict each other are refused in `shared.config`, with the arithmetic shown.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Run(Section):
+    """Identity and length of a run."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    root: str = "runs"  # the run lives in <root>/<name>
+    steps: int = Field(100, ge=1)
+    seed: int = Field(0, ge=0, lt=2**31)
+
+
+class Model(Section):
+    """The policy that is trained: a Hugging Face directory (or a name the local cache holds)."""
+
+    path: str = ""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bf16 on a GPU, fp32 on a CPU
+    kl_reference: str = ""  # frozen model of the KL term; needed when learner.kl > 0
+
+
+class Data(Section):
+    """Prompts: verl / Search-R1 parquet, JSON lines, or a hub name."""
+
+    train: str = ""
+    eval: str = ""  # held-out questions; empty: no evaluation
+    shuffle: bool = True
+
+
+class Env(Section):
+    """What a rollout talks to between its turns."""
+
+    kind: Literal["search", "single"] = "search"
+    url: str = "http://127.0.0.1:8000"
+    prompt: str = "search_r1"  # search_r1 | math | plain, or a text holding {question}
+    topk: int = Field(3, ge=1)
+    max_turns: int = Field(4, ge=1)  # turns with search; one more generation without follows
+    max_observation_tokens: int = Field(500, ge=8)
+    timeout_s: float = Field(10.0, gt=0)
+    retries: int = Field(4, ge=0)
+
+
+class Reward(Section):
+    """How the sampled text is scored."""
+
+    kind: Literal["em", "f1", "math"] = "em"
+    format_score: bool = False  # add Search-R1's graded score for a well-formed transcript
+
+
+class Rollout(Section):
+    """Budgets and sampling of one group."""
+
+    group_size: int = Field(8, ge=2)  # G
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    max_prompt_tokens: int = Field(2048, ge=1)
+    max_turn_tokens: int = Field(500, ge=1)  # sampled in one turn
+    max_tokens: int = Field(4096, ge=2)  # prompt, sampled and retrieved together
+    deadline_s: float = Field(120.0, gt=0)  # of one group; what has finished by then is kept
+
+
+class Eval(Section):
+    """Evaluation on held-out questions while training."""
+
+    every: int = Field(0, ge=0)  # steps; 0: only before the first and after the last
+    samples: int = Field(1, ge=1)
+    temperature: float = Field(0.0, ge=0)  # 0: greedy
+    limit: int = Field(0, ge=0)  # questions; 0: all
+
+
+class Actor(Section):
+    """An actor process."""
+
+    count: int = Field(1, ge=0)  # how many `headrace up` starts on this machine
+    engine: Literal["auto", "vllm", "torch", "scripted"] = "auto"  # auto: vllm where it is installed
+    groups: int = Field(8, ge=1)  # rolled out at once
+    threads: int = Field(0, ge=0)  # CPU threads of the engine; 0: its share of the cores
+    kv_cache_bytes: int = Field(0, ge=0)  # 0: derived from groups, group_size and max_tokens
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
+    tensor_parallel: int = Field(1, ge=1)
+    enforce_eager: bool = True
+    heartbeat_s: float = Field(2.0, gt=0)
+    canary_tolerance: float = Field(0.0, ge=0)  # nats; 0: 1e-3 in fp32, 0.25 in bf16
+    port: int = Field(0, ge=0, le=65535)  # metrics; 0: any free port
+
+
+class Replay(Section):
+    """Selection, admission and the buffer."""
+
+    policy: Literal["none", "naive", "uniform", "headroom_drift"] = "headroom_drift"
+    select: int = Field(0, ge=0)  # r: replayed groups of a step, at most
+    tau: float = Field(1e-2, ge=0)  # the gate on Drift
+    capacity: int = Field(512, ge=0)  # groups
+    unit: int = Field(1, ge=1)  # accepted groups are cut to a multiple of this
+    max_lag: int = Field(1, ge=0)  # versions; 0: synchronous
+    scan_chunk: int = Field(16, ge=1)  # groups per scan request
+    max_attempts: int = Field(3, ge=1)  # of one task, before it is counted as lost
+    free_refresh: bool = True  # a trained replay group takes its Headroom from the training forward
+    max_bytes: int = Field(4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
+    host: str = "127.0.0.1"
+    port: int = Field(8001, ge=0, le=65535)
+
+
+class Learner(Section):
+    """The optimiser and its loop."""
+
+    batch: int = Field(64, ge=1)  # b: fresh groups of a step
+    mini_batch: int = Field(0, ge=0)  # groups per optimiser step; 0: the whole batch in one
+    micro_tokens: int = Field(16384, ge=64)  # tokens per forward, padding included
+    loss: Literal["grpo"] = "grpo"
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.2, gt=0)
+    kl: float = Field(0.0, ge=0)  # coefficient of the k3 KL term to model.kl_reference
+    tis_cap: float = Field(2.0, ge=1)  # truncation of exp(l_ref - l_gen)
+    reference: Literal["trainer", "engine"] = "trainer"  # whose log-probability is l_ref
+    lr: float = Field(1e-6, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    grad_clip: float = Field(1.0, gt=0)
+    optimizer: Literal["adamw"] = "adamw"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(0, ge=0)  # CPU threads; 0: its share of the cores
+    cache_bytes: int = Field(256 * 2**20, ge=0)  # payloads kept between a scan and the batch
+    checkpoint_every: int = Field(10, ge=1)  # steps
+    keep_last: int = Field(2, ge=1)  # checkpoints
+    keep_every: int = Field(0, ge=0)  # steps; checkpoints at its multiples are kept for good
+    port: int = Field(0, ge=0, le=65535)
+
+
+class Weights(Section):
+    """How a version travels from the learner to the actors."""
+
+    dir: str = ""  # empty: <run>/weights
+    canary_sequences: int = Field(2, ge=0)
+    canary_tokens: int = Field(64, ge=1)  # of each canary sequence, at most
+    swap_timeout_s: float = Field(60.0, gt=0)
+
+
+class Redis(Section):
+    """Where the streams are. Empty url: `headrace up` starts a server of its own."""
+
+    url: str = ""
+    wait_s: float = Field(60.0, gt=0)  # how long a service waits for a server that does not answer
+    max_memory_bytes: int = Field(0, ge=0)  # of the server `headrace up` starts; 0: no limit
+
+
+class Search(Section):
+    """The retrieval service."""
+
+    backend: Literal["bm25", "dense"] = "bm25"
+    corpus: str = ""
+    index: str = ""  # empty: <run>/index, built at the first start
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    topk: int = Field(3, ge=1)
+    max_topk: int = Field(50, ge=1)
+    max_queries: int = Field(512, ge=1)
+    max_query_chars: int = Field(2000, ge=1)
+    cache_entries: int = Field(10_000, ge=0)
+    batch_window_ms: float = Field(2.0, ge=0)
+    max_batch: int = Field(256, ge=1)
+    encoder: str = ""
+    query_prefix: str = "query: "
+    passage_prefix: str = "passage: "
+    stemmer: Literal["english", "none"] = "english"
+    k1: float = 0.9
+    b: float = 0.4

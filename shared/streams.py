@@ -1,0 +1,239 @@
+"""Streams with consumer groups: an entry is acknowledged only after its effect is durable, and never lost before.
+
+    XADD --> new --XREADGROUP--> pending at one consumer --ack after the effect--> deleted
+                                   | reader died, or stopped renewing
+                                   +--XAUTOCLAIM after `reclaim_ms` idle--> pending at another consumer
+
+Delivery is at least once; ids make it once in effect. Every stream has exactly one consumer group, so an acknowledged entry is
+deleted with its acknowledgement and nothing is ever trimmed ahead of it. Groups are created again whenever they are
+missing (an emptied or restarted server).
+"""
+
+import time
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+from shared.redis_client import BLOCK_MS
+
+FIELD = b"m"
+DEAD_LETTERS_KEPT = 1000
+DEAD_LETTER_BYTES = 65_536
+EVENTS_KEPT = 20_000
+
+
+class Keys:
+    """The names of a run's keys. The braces put all of them into one cluster slot, so scripts may touch several."""
+
+    def __init__(self, run: str) -> None:
+        self.prefix = f"headrace:{{{run}}}:"
+        self.tasks = self.prefix + "tasks"
+        self.groups = self.prefix + "groups"
+        self.work = self.prefix + "work"
+        self.results = self.prefix + "results"
+        self.weights = self.prefix + "weights"
+        self.events = self.prefix + "events"
+        self.dead = self.prefix + "dead"
+        self.actors = self.prefix + "actors"  # set of actor ids that have reported
+        self.state = self.prefix + "state"  # hash: replay's counters
+
+    def payload(self, group: str) -> str:
+        """The token arrays of a group."""
+        return f"{self.prefix}payload:{group}"
+
+    def reference(self, group: str) -> str:
+        """l_ref of a group, float32[T] little-endian, written by the learner at the first pull."""
+        return f"{self.prefix}ref:{group}"
+
+    def actor(self, actor: str) -> str:
+        """An actor's heartbeat; expires when it stops reporting."""
+        return f"{self.prefix}actor:{actor}"
+
+
+ACTORS, REPLAY, LEARNER = "actors", "replay", "learner"  # the consumer groups
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One delivered stream entry; `data` is its message."""
+
+    stream: str
+    id: bytes
+    data: bytes
+
+
+class Inbox:
+    """The reading end of one stream for one consumer, on an event loop."""
+
+    def __init__(
+        self, client: redis.asyncio.Redis, stream: str, group: str, consumer: str, reclaim_ms: int = 0
+    ) -> None:
+        """`reclaim_ms`: how long another consumer's entry may stay untouched before it is taken over; 0: never."""
+        self.client, self.stream, self.group, self.consumer = client, stream, group, consumer
+        self.reclaim_ms = reclaim_ms
+        self._next_reclaim = 0.0
+        self._seen_own = False
+
+    async def read(self, count: int, block_ms: int = BLOCK_MS) -> list[Entry]:
+        """Up to `count` entries: first what this consumer had before it restarted, then what dead ones left, then new ones.
+
+        Waits at most `block_ms`; an empty list means nothing came.
+        """
+        try:
+            if not self._seen_own:
+                own = _entries(self.stream, await self._read_group(count, "0", None))
+                self._seen_own = True
+                if own:
+                    return own
+            if self.reclaim_ms and time.monotonic() >= self._next_reclaim:
+                self._next_reclaim = time.monotonic() + self.reclaim_ms / 4000
+                reply = await self.client.xautoclaim(
+                    self.stream, self.group, self.consumer, self.reclaim_ms, count=count
+                )
+                if claimed := _claimed(self.stream, reply):
+                    return claimed
+            return _entries(self.stream, await self._read_group(count, ">", block_ms))
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            await self.create()
+            return []
+
+    async def own_pending(self, count: int, after: bytes = b"0") -> list[Entry]:
+        """Entries delivered to this consumer and not yet acknowledged, from `after` on."""
+        return _entries(
+            self.stream, await self.client.xreadgroup(self.group, self.consumer, {self.stream: after}, count)
+        )
+
+    async def create(self) -> None:
+        """Create the stream and its group where they are missing."""
+        await _swallow_busygroup(self.client.xgroup_create(self.stream, self.group, id="0", mkstream=True))
+
+    async def renew(self, ids: Iterable[bytes]) -> None:
+        """Say that these entries are still being worked on, so that nobody takes them over."""
+        if ids := list(ids):
+            await self.client.xclaim(self.stream, self.group, self.consumer, 0, cast(Any, ids), justid=True)
+
+    async def ack(self, *ids: bytes) -> None:
+        """Acknowledge and delete."""
+        async with self.client.pipeline(transaction=True) as pipe:
+            ack(pipe, self.stream, self.group, *ids)
+            await pipe.execute()
+
+    def _read_group(self, count: int, start: str, block: int | None) -> Awaitable:
+        return self.client.xreadgroup(
+            self.group, self.consumer, {self.stream: start}, count=count, block=block
+        )
+
+
+class SyncInbox:
+    """The same for a plain loop (the learner)."""
+
+    def __init__(self, client: redis.Redis, stream: str, group: str, consumer: str) -> None:
+        self.client, self.stream, self.group, self.consumer = client, stream, group, consumer
+
+    def read(self, count: int, block_ms: int = BLOCK_MS) -> list[Entry]:
+        """Up to `count` new entries; waits at most `block_ms`."""
+        try:
+            return _entries(
+                self.stream,
+                self.client.xreadgroup(
+                    self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms
+                ),
+            )
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self.create()
+            return []
+
+    def own_pending(self, count: int, after: bytes = b"0") -> list[Entry]:
+        """Entries delivered to this consumer and not yet acknowledged, from `after` on."""
+        return _entries(
+            self.stream, self.client.xreadgroup(self.group, self.consumer, {self.stream: after}, count=count)
+        )
+
+    def create(self) -> None:
+        """Create the stream and its group where they are missing."""
+        try:
+            self.client.xgroup_create(self.stream, self.group, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    def ack(self, *ids: bytes) -> None:
+        """Acknowledge and delete."""
+        with self.client.pipeline(transaction=True) as pipe:
+            ack(pipe, self.stream, self.group, *ids)
+            pipe.execute()
+
+
+def ack(pipe: Any, stream: str, group: str, *ids: bytes) -> None:
+    """Queue acknowledging and deleting entries on a pipeline, so that it happens with the effect or not at all."""
+    if ids:
+        pipe.xack(stream, group, *ids)
+        pipe.xdel(stream, *ids)
+
+
+def add(pipe: Any, stream: str, data: bytes, keep: int | None = None) -> Any:
+    """XADD one message; `keep` bounds streams that nobody acknowledges (weights, events)."""
+    return pipe.xadd(stream, {FIELD: data}, maxlen=keep, approximate=keep is not None)
+
+
+def bury(pipe: Any, keys: Keys, source: str, reason: str, data: bytes) -> None:
+    """Queue a dead letter: what was refused, where, and why. Bounded in number and in size."""
+    letter = {
+        "source": source,
+        "reason": reason[:500],
+        "time": repr(time.time()),
+        "data": data[:DEAD_LETTER_BYTES],
+    }
+    pipe.xadd(keys.dead, letter, maxlen=DEAD_LETTERS_KEPT, approximate=True)
+
+
+# A group is written once: the payload, its header and the acknowledgement of its task together, or only the acknowledgement
+# when the group is there already (a task that was reclaimed while its first actor was merely slow).
+_STORE_GROUP = """
+local stored = 1
+if ARGV[2] ~= '' then
+  stored = redis.call('SET', KEYS[1], ARGV[2], 'NX') and 1 or 0
+end
+if stored == 1 then redis.call('XADD', KEYS[2], '*', 'm', ARGV[1]) end
+redis.call('XACK', KEYS[3], 'actors', ARGV[3])
+redis.call('XDEL', KEYS[3], ARGV[3])
+return stored
+"""
+
+
+class GroupStore:
+    """The actor's writing end: a group and the end of its task in one atomic call."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
+        self._keys = keys
+        self._script = client.register_script(_STORE_GROUP)
+
+    async def store(self, group: str, header: bytes, payload: bytes, task_entry: bytes) -> bool:
+        """True if written, False if the group was there already. An empty payload stores a failure's header alone."""
+        keys = [self._keys.payload(group), self._keys.groups, self._keys.tasks]
+        return bool(await self._script(keys=keys, args=[header, payload, task_entry]))
+
+
+def _entries(stream: str, reply: Any) -> list[Entry]:
+    return [Entry(stream, id, fields[FIELD]) for _, items in reply or [] for id, fields in items if fields]
+
+
+def _claimed(stream: str, reply: Any) -> list[Entry]:
+    # Redis 6.2 reports a deleted entry as (id, None), Redis 7 in a list of its own
+    return [Entry(stream, id, fields[FIELD]) for id, fields in reply[1] if id is not None and fields]
+
+
+async def _swallow_busygroup(call: Awaitable) -> None:
+    try:
+        await call
+    except ResponseError as error:
+        if "BUSYGROUP" not in str(error):
+            raise

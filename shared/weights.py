@@ -1,0 +1,86 @@
+"""Weights on a shared folder: one directory per version, written aside, digested, renamed, and only then announced.
+
+    <weights>/v0000-00000012/   config.json  model.safetensors  tokenizer files  manifest.json
+
+A directory under its final name is complete; `manifest.json` lists each file's size and the digest of the whole.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from shared.errors import UserError
+from shared.versions import Version
+
+MANIFEST = "manifest.json"
+_CHUNK = 2**22
+
+
+def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tuple[Path, str, int]:
+    """Have `write(directory)` fill a fresh directory, then name it. Returns (path, digest, bytes).
+
+    A version that is there already (published just before a crash) is replaced: within one lineage it has the same bits.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    aside = root / f".{version.directory}.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    write(aside)
+    digest, size = digest_of(aside)
+    files = {f.name: f.stat().st_size for f in sorted(aside.iterdir())}
+    manifest = {"version": list(version), "digest": digest, "size": size, "files": files}
+    (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    final = root / version.directory
+    if final.exists():
+        old = root / f".old-{version.directory}.{os.getpid()}"
+        final.rename(old)
+        shutil.rmtree(old)
+    aside.rename(final)
+    return final, digest, size
+
+
+def digest_of(directory: Path) -> tuple[str, int]:
+    """(blake2b of every file but the manifest, by name order; their total bytes)."""
+    total, hasher = 0, hashlib.blake2b(digest_size=16)
+    for file in sorted(directory.iterdir()):
+        if file.name == MANIFEST:
+            continue
+        hasher.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                hasher.update(chunk)
+                total += len(chunk)
+    return hasher.hexdigest(), total
+
+
+def verify(directory: Path, digest: str) -> None:
+    """Raise UserError when the files are not the ones that were published."""
+    if not directory.is_dir():
+        raise UserError(
+            f"weights {directory} are not there: is the weights folder shared between learner and actors?"
+        )
+    found, _ = digest_of(directory)
+    if found != digest:
+        raise UserError(
+            f"weights {directory} have digest {found}, announced was {digest}: the files are damaged or replaced."
+        )
+
+
+def published(root: Path) -> list[Version]:
+    """The complete versions in the folder, oldest first."""
+    if not root.is_dir():
+        return []
+    names = [p.name for p in root.iterdir() if p.is_dir() and p.name.startswith("v")]
+    return sorted(Version(int(n[1:5]), int(n[6:])) for n in names)
+
+
+def delete(root: Path, version: Version) -> None:
+    """Remove a version; the rename first makes a half-deleted one invisible."""
+    directory = root / version.directory
+    doomed = root / f".deleted-{version.directory}"
+    if directory.exists():
+        directory.rename(doomed)
+        shutil.rmtree(doomed)
