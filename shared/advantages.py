@@ -12,7 +12,7 @@ _EPSILON = 1e-6
 def group_advantages(rewards: Sequence[float | None]) -> NDArray[np.float32]:
     """(r - mean) / std over the scored rewards, float32[G]; 0 where the reward is None.
 
-    The standard deviation is the sample one (n - 1), as in the common GRPO trainers. A spread below STD_FLOOR gives zeros.
+    The standard deviation is the sample one (n - 1), as in the common GRPO trainers; below STD_FLOOR: zeros.
     Fewer than two scored rewards is a caller's error: such a group is dropped before.
     """
     scored = np.array([r for r in rewards if r is not None], np.float64)

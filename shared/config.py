@@ -2,14 +2,14 @@
 
     headrace up run.toml --learner.lr 2e-6        HEADRACE_LEARNER__LR=2e-6 python -m services.learner
 
-A value is read as TOML where it parses as such and as a plain string otherwise. An unknown key is refused with the nearest
+A value is read as TOML where it parses as such, else as a plain string. An unknown key is refused with the nearest
 known one; settings that cannot work together are refused with the arithmetic.
 """
 
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,11 @@ class Config(settings.Section):
         return "\n".join(lines)
 
 
-def load(
-    path: str | Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
-) -> Config:
+def load(path: str | Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
     """Read `path`, then `environ`, then `overrides` (`["--learner.lr", "2e-6", "--replay.tau=.01"]`).
 
-    Raises UserError in one sentence for a file that is missing or not TOML, an unknown key, a value of the wrong type, or
-    settings that contradict each other.
+    Raises UserError in one sentence for a file that is missing or not TOML, an unknown key, a value of the wrong
+    type, or settings that contradict each other.
     """
     environ = os.environ if environ is None else environ
     tree = _read_toml(Path(path)) if path else {}
@@ -113,9 +111,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or "." not in word:
-            raise UserError(
-                f"'{word}' is not an override: write --section.key value, for example --learner.lr 2e-6."
-            )
+            raise UserError(f"'{word}' is not an override: write --section.key value, for example --learner.lr 2e-6.")
         key, equals, value = word[2:].partition("=")
         if not equals:
             if not rest or (rest[0].startswith("--") and "." in rest[0]):
@@ -200,11 +196,7 @@ def _sentence(error: ValidationError) -> str:
             near = difflib.get_close_matches(
                 key.partition(".")[2], [k.partition(".")[2] for k in known], n=1, cutoff=0.6
             )
-        hint = (
-            f"; did you mean '{near[0]}'?"
-            if near
-            else f"; the sections are {', '.join(Config.model_fields)}."
-        )
+        hint = f"; did you mean '{near[0]}'?" if near else f"; the sections are {', '.join(Config.model_fields)}."
         return f"unknown key '{key}'{hint}"
     given = first.get("input")
     shown = f" (given: {given!r})" if not isinstance(given, dict) else ""
@@ -212,55 +204,45 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _refuse_contradictions(config: Config, where: str) -> None:
-    for broken, sentence in _contradictions(config):
-        if broken:
-            raise UserError(f"{where}: {sentence}")
+    for sentence in _contradictions(config):
+        raise UserError(f"{where}: {sentence}")
 
 
-def _contradictions(c: Config) -> list[tuple[bool, str]]:
+def _contradictions(c: Config) -> Iterator[str]:
     b, m, r, unit = c.learner.batch, c.learner.mini_batch, c.replay.select, c.replay.unit
-    window = c.rollout.max_prompt_tokens + c.rollout.max_turn_tokens
-    replays = c.replay.policy != "none"
-    return [
-        (
-            m > 0 and b % m != 0,
-            f"learner.batch = {b} is not a multiple of learner.mini_batch = {m} ({b} = {b // max(m, 1)} x {m} + {b % max(m, 1)}): "
-            f"set learner.batch to {b - b % max(m, 1) or m} or {(b // max(m, 1) + 1) * m}.",
-        ),
-        (
-            replays and r % unit != 0,
-            f"replay.select = {r} is not a multiple of replay.unit = {unit}: groups beyond {r - r % unit} could never be used.",
-        ),
-        (
-            replays and r > 0 and c.replay.capacity < r,
+    prompt, turn, whole = c.rollout.max_prompt_tokens, c.rollout.max_turn_tokens, c.rollout.max_tokens
+    if m and b % m:
+        yield (
+            f"learner.batch = {b} is not a multiple of learner.mini_batch = {m} ({b} = {b // m} x {m} + {b % m}): "
+            f"set learner.batch to {b - b % m or m} or {(b // m + 1) * m}."
+        )
+    if c.replay.policy != "none" and r == 0:
+        yield (
+            f"replay.policy = '{c.replay.policy}' with replay.select = 0 replays nothing: set replay.select "
+            f"(the paper's is learner.batch / 2 = {max(b // 2, 1)}) or replay.policy = 'none'."
+        )
+    if c.replay.policy != "none" and r % unit:
+        yield (
+            f"replay.select = {r} is not a multiple of replay.unit = {unit}: "
+            f"the groups beyond {r - r % unit} could never be used."
+        )
+    if c.replay.policy != "none" and c.replay.capacity < r:
+        yield (
             f"replay.capacity = {c.replay.capacity} cannot hold the replay.select = {r} groups of one step: "
-            f"2 to 4 times learner.batch ({2 * b} to {4 * b}) is the useful range.",
-        ),
-        (
-            replays and r == 0,
-            f"replay.policy = '{c.replay.policy}' with replay.select = 0 replays nothing: set replay.select (learner.batch / 2 "
-            f"= {max(b // 2, 1)} is the paper's) or replay.policy = 'none'.",
-        ),
-        (
-            window > c.rollout.max_tokens,
-            f"rollout.max_prompt_tokens + rollout.max_turn_tokens = {c.rollout.max_prompt_tokens} + {c.rollout.max_turn_tokens} = "
-            f"{window} exceeds rollout.max_tokens = {c.rollout.max_tokens}: a full prompt would leave no room for one turn.",
-        ),
-        (
-            c.rollout.top_p != 1.0 or c.rollout.top_k not in (0, -1),
-            f"rollout.top_p = {c.rollout.top_p} and rollout.top_k = {c.rollout.top_k}: training needs top_p = 1 and top_k = 0, "
-            "because a cut distribution makes the policy ratio biased.",
-        ),
-        (
-            c.learner.kl > 0 and not c.model.kl_reference,
-            "learner.kl > 0 needs model.kl_reference, the frozen model it measures to.",
-        ),
-        (
-            c.search.topk > c.search.max_topk,
-            f"search.topk = {c.search.topk} exceeds search.max_topk = {c.search.max_topk}.",
-        ),
-        (
-            c.env.kind == "search" and c.env.topk > c.search.max_topk,
-            f"env.topk = {c.env.topk} exceeds search.max_topk = {c.search.max_topk}.",
-        ),
-    ]
+            f"2 to 4 times learner.batch ({2 * b} to {4 * b}) is the useful range."
+        )
+    if prompt + turn > whole:
+        yield (
+            f"rollout.max_prompt_tokens + rollout.max_turn_tokens = {prompt} + {turn} = {prompt + turn} exceeds "
+            f"rollout.max_tokens = {whole}: a full prompt would leave no room for one turn."
+        )
+    if c.rollout.top_p != 1.0 or c.rollout.top_k not in (0, -1):
+        yield (
+            f"rollout.top_p = {c.rollout.top_p} and rollout.top_k = {c.rollout.top_k}: training needs top_p = 1 and "
+            "top_k = 0, because a cut distribution makes the policy ratio biased."
+        )
+    if c.learner.kl > 0 and not c.model.kl_reference:
+        yield "learner.kl > 0 needs model.kl_reference, the frozen model it measures to."
+    for name, topk in (("search.topk", c.search.topk), ("env.topk", c.env.topk)):
+        if topk > c.search.max_topk:
+            yield f"{name} = {topk} exceeds search.max_topk = {c.search.max_topk}."

@@ -1,7 +1,7 @@
 """What a person would want to read in a log: small records on a bounded stream, for the CLI and the inspector.
 
-A record is {"kind", "time", ...}. Kinds: step (one per training step, the line of metrics.jsonl), eval, swap, refused, actor,
-warning, resumed, finished.
+A record is {"kind", "time", ...}. Kinds: step (one per training step, the line of metrics.jsonl), eval, rollout, swap,
+refused, actor, warning, resumed, finished.
 """
 
 import time

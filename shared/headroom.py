@@ -1,4 +1,4 @@
-"""Headroom of a group from stored arrays (method.md, section 2), in numpy, for the actor. The learner has its own in torch."""
+"""Headroom of a group from stored arrays, in numpy, for the actor; the learner computes it in torch."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,7 +10,7 @@ def headroom(logprobs: ArrayLike, signs: ArrayLike) -> float:
     logprobs: float[T], of each sampled token; signs: int[T], the sign of its response's advantage.
     1 - p is taken as -expm1(log p), which keeps its digits when p is near 1.
     """
-    l = np.minimum(np.asarray(logprobs, np.float32), 0.0)
+    logp = np.minimum(np.asarray(logprobs, np.float32), 0.0)
     s = np.asarray(signs)
-    h = np.where(s > 0, -np.expm1(l), np.where(s < 0, np.exp(l), 0.0))
+    h = np.where(s > 0, -np.expm1(logp), np.where(s < 0, np.exp(logp), 0.0))
     return float(h.mean(dtype=np.float64))

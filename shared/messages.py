@@ -58,7 +58,7 @@ class Task(Message, tag="task"):
 
 
 class GroupHeader(Message, tag="group"):
-    """All that replay reads of a group; its payload stays in Redis under the same id. Lists have one item per rollout."""
+    """All that replay reads of a group; the payload stays in Redis. Lists have one item per rollout."""
 
     id: str
     kind: str

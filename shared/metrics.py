@@ -23,7 +23,7 @@ def serve_metrics(port: int, host: str = "0.0.0.0") -> int:
 
 
 async def watch_loop_lag(service: str, every_s: float = 0.5) -> None:
-    """Export how late the event loop runs its timers: a loop blocked by other work shows here before it hangs anything."""
+    """Export how late the event loop runs its timers: a blocked loop shows here before it hangs anything."""
     gauge = Gauge(f"headrace_{service}_event_loop_lag_seconds", "how late the event loop runs a timer")
     while True:
         due = time.monotonic() + every_s

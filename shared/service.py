@@ -1,4 +1,4 @@
-"""What every service's entry point does: log to stderr, turn a UserError into one sentence and exit status 2, leave on SIGTERM."""
+"""What every entry point does: log to stderr, turn a UserError into one sentence and status 2, leave on SIGTERM."""
 
 import asyncio
 import logging

@@ -4,7 +4,7 @@
                                    | reader died, or stopped renewing
                                    +--XAUTOCLAIM after `reclaim_ms` idle--> pending at another consumer
 
-Delivery is at least once; ids make it once in effect. Every stream has exactly one consumer group, so an acknowledged entry is
+Delivery is at least once; ids make it once in effect. Every stream has exactly one consumer group, so an entry is
 deleted with its acknowledgement and nothing is ever trimmed ahead of it. Groups are created again whenever they are
 missing (an emptied or restarted server).
 """
@@ -79,7 +79,7 @@ class Inbox:
         self._seen_own = False
 
     async def read(self, count: int, block_ms: int = BLOCK_MS) -> list[Entry]:
-        """Up to `count` entries: first what this consumer had before it restarted, then what dead ones left, then new ones.
+        """Up to `count` entries: first this consumer's own from before a restart, then dead ones', then new ones.
 
         Waits at most `block_ms`; an empty list means nothing came.
         """
@@ -125,9 +125,7 @@ class Inbox:
             await pipe.execute()
 
     def _read_group(self, count: int, start: str, block: int | None) -> Awaitable:
-        return self.client.xreadgroup(
-            self.group, self.consumer, {self.stream: start}, count=count, block=block
-        )
+        return self.client.xreadgroup(self.group, self.consumer, {self.stream: start}, count=count, block=block)
 
 
 class SyncInbox:
@@ -141,9 +139,7 @@ class SyncInbox:
         try:
             return _entries(
                 self.stream,
-                self.client.xreadgroup(
-                    self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms
-                ),
+                self.client.xreadgroup(self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms),
             )
         except ResponseError as error:
             if "NOGROUP" not in str(error):
@@ -195,8 +191,8 @@ def bury(pipe: Any, keys: Keys, source: str, reason: str, data: bytes) -> None:
     pipe.xadd(keys.dead, letter, maxlen=DEAD_LETTERS_KEPT, approximate=True)
 
 
-# A group is written once: the payload, its header and the acknowledgement of its task together, or only the acknowledgement
-# when the group is there already (a task that was reclaimed while its first actor was merely slow).
+# A group is written once: the payload, its header and the acknowledgement of its task together, or only the
+# acknowledgement when the group is there already (a task reclaimed while its first actor was merely slow).
 _STORE_GROUP = """
 local stored = 1
 if ARGV[2] ~= '' then

@@ -22,7 +22,7 @@ _CHUNK = 2**22
 def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tuple[Path, str, int]:
     """Have `write(directory)` fill a fresh directory, then name it. Returns (path, digest, bytes).
 
-    A version that is there already (published just before a crash) is replaced: within one lineage it has the same bits.
+    A version that is there already (published just before a crash) is replaced.
     """
     root.mkdir(parents=True, exist_ok=True)
     aside = root / f".{version.directory}.{os.getpid()}"
@@ -59,9 +59,7 @@ def digest_of(directory: Path) -> tuple[str, int]:
 def verify(directory: Path, digest: str) -> None:
     """Raise UserError when the files are not the ones that were published."""
     if not directory.is_dir():
-        raise UserError(
-            f"weights {directory} are not there: is the weights folder shared between learner and actors?"
-        )
+        raise UserError(f"weights {directory} are not there: is the weights folder shared between learner and actors?")
     found, _ = digest_of(directory)
     if found != digest:
         raise UserError(

@@ -1,0 +1,40 @@
+"""What makes a stored group incomparable with today's configuration when it changes (method.md, section 8).
+
+    tokenizer   the tokenizer's files        template   the chat template and the environment's prompt
+    reward      the reward's settings        index      what the retrieval service says of its index
+
+A stored group whose fingerprints differ is dropped: its tokens, rewards or passages mean something else now.
+"""
+
+import hashlib
+from pathlib import Path
+
+from shared.config import Config
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "vocab.txt")
+_TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")
+
+
+def digest(*parts: bytes | str) -> str:
+    """Sixteen hex digits."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        hasher.update(len(data).to_bytes(8, "little") + data)
+    return hasher.hexdigest()
+
+
+def fingerprints(config: Config, model_dir: Path, index: str) -> dict[str, str]:
+    """The fingerprints of groups made under this configuration. `index`: from the retrieval service, or empty."""
+    c = config
+    rules = f"{c.env.kind}|{c.env.prompt}|{c.env.max_turns}|{c.env.topk}|{c.env.max_observation_tokens}"
+    return {
+        "tokenizer": digest(*_contents(model_dir, _TOKENIZER_FILES)),
+        "template": digest(rules, *_contents(model_dir, _TEMPLATE_FILES)),
+        "reward": digest(c.reward.model_dump_json()),
+        "index": index,
+    }
+
+
+def _contents(directory: Path, names: tuple[str, ...]) -> list[bytes]:
+    return [(directory / name).read_bytes() for name in names if (directory / name).is_file()]
