@@ -1,0 +1,1 @@
+"""Atlas: a generated world of invented places, people and things, and a small policy that searches it."""
