@@ -1,0 +1,64 @@
+"""`headrace index build CORPUS OUT`: build a retrieval index, with a progress bar; interrupted, it continues."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from services.env_search.backend import IndexSpec
+from services.env_search.index import Built, build_index
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `index build` to the subparsers of the `headrace` command."""
+    index = subparsers.add_parser("index", help="build the index of a retrieval corpus")
+    commands = index.add_subparsers(dest="index_command", required=True)
+    build = commands.add_parser("build", help="build an index; an interrupted build continues where it was")
+    build.add_argument("corpus", type=Path, metavar="CORPUS", help='JSON lines {"id", "contents"}')
+    build.add_argument("out", type=Path, metavar="OUT", help="directory of the index")
+    build.add_argument("--backend", choices=("bm25", "dense"), default=IndexSpec.backend)
+    build.add_argument("--k1", type=float, default=IndexSpec.k1, help="BM25 term saturation (default %(default)s)")
+    build.add_argument("--b", type=float, default=IndexSpec.b, help="BM25 length weight (default %(default)s)")
+    build.add_argument("--stemmer", choices=("english", "none"), default=IndexSpec.stemmer)
+    build.add_argument("--encoder", default="", help="dense: a sentence-transformers directory or hub name")
+    build.add_argument("--query-prefix", default=IndexSpec.query_prefix, help="dense (default '%(default)s', for e5)")
+    build.add_argument("--passage-prefix", default=IndexSpec.passage_prefix, help="dense (default '%(default)s')")
+    build.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build as `args` say; returns the exit code. UserError where it cannot be built."""
+    spec = IndexSpec(
+        backend=args.backend,
+        k1=args.k1,
+        b=args.b,
+        stemmer=args.stemmer,
+        encoder=args.encoder,
+        query_prefix=args.query_prefix,
+        passage_prefix=args.passage_prefix,
+    )
+    console = Console()
+    columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    stages: dict[str, TaskID] = {}
+    with Progress(*columns, console=console) as bars:
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in stages:
+                stages[stage] = bars.add_task(stage, total=total)
+            bars.update(stages[stage], completed=done)
+
+        built = build_index(args.corpus, args.out, spec, show)
+    console.print(summary(args.out, built))
+    return 0
+
+
+def summary(out: Path, built: Built) -> Table:
+    """What was built, as a table of a row."""
+    table = Table(title="already built" if built.reused else "built", title_justify="left")
+    for heading in ("index", "documents", "seconds", "bytes", "fingerprint"):
+        table.add_column(heading, overflow="fold")
+    table.add_row(str(out), f"{built.documents:,}", f"{built.seconds:.1f}", f"{built.bytes:,}", built.fingerprint)
+    return table

@@ -1,0 +1,53 @@
+"""`python -m services.env_search`: serve the corpus the configuration names."""
+
+import sys
+from pathlib import Path
+
+from services.env_search.app import Retriever
+from services.env_search.backend import IndexSpec
+from services.env_search.index import build_index, open_index
+from services.env_search.requests import Limits
+from services.env_search.server import announce, listen, serve
+from shared.config import Config, load_service_config
+from shared.errors import UserError
+
+
+def main(config: Config) -> None:
+    """Open the index and serve. An index of the run's own (no search.index) is built where it is missing."""
+    search = config.search
+    spec = IndexSpec(
+        backend=search.backend,
+        k1=search.k1,
+        b=search.b,
+        stemmer=search.stemmer,
+        encoder=search.encoder,
+        query_prefix=search.query_prefix,
+        passage_prefix=search.passage_prefix,
+    )
+    corpus = Path(search.corpus)
+    sock = listen(search.host, search.port)
+    if search.corpus and not search.index:
+        build_index(corpus, config.index_dir, spec)
+    index = open_index(corpus, config.index_dir, spec)
+    retriever = Retriever(
+        index,
+        cache_entries=search.cache_entries,
+        batch_window_ms=search.batch_window_ms,
+        max_batch=search.max_batch,
+    )
+    limits = Limits(
+        topk=search.topk,
+        max_topk=search.max_topk,
+        max_queries=search.max_queries,
+        max_query_chars=search.max_query_chars,
+    )
+    announce(index, sock)
+    serve(retriever, limits, sock)
+
+
+if __name__ == "__main__":
+    try:
+        main(load_service_config())
+    except UserError as error:
+        print(f"env_search: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,96 @@
+"""BM25 (Lucene's variant) over a memory-mapped bm25s index.
+
+bm25s stores each (term, document) score once, at build time; a query adds the rows of its terms. Here the
+adding touches only documents that hold a query term, so its cost follows the postings and not the corpus.
+Documents without any query term are no hits: a query of unknown words finds nothing.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from services.env_search.backend import NO_DOCUMENT
+
+FOLDER = "bm25"
+WORD = re.compile(r"\w+")
+
+
+class Terms:
+    """Text to index terms: Unicode-normalised lower-case words without English stop words, stemmed."""
+
+    def __init__(self, stemmer: Literal["english", "none"]) -> None:
+        from bm25s.stopwords import STOPWORDS_EN
+
+        self._stop = frozenset(STOPWORDS_EN) if stemmer == "english" else frozenset()
+        self._stem: Callable[[list[str]], list[str]] = list
+        if stemmer == "english":
+            import Stemmer
+
+            self._stem = Stemmer.Stemmer("english").stemWords
+
+    def __call__(self, text: str) -> list[str]:
+        words = WORD.findall(unicodedata.normalize("NFKC", text).lower())
+        return self._stem([word for word in words if word not in self._stop])
+
+
+class Bm25Backend:
+    """Searches an index directory made by `bm25_build`. One thread at a time: the score buffer is shared."""
+
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        """Map the index; `settings` are those of its manifest."""
+        import bm25s
+
+        index = bm25s.BM25.load(directory / FOLDER, mmap=True)
+        self._vocabulary: dict[str, int] = index.vocab_dict
+        self._data: npt.NDArray[np.float32] = index.scores["data"]
+        self._documents: npt.NDArray[np.int32] = index.scores["indices"]
+        self._bounds: npt.NDArray[np.int64] = index.scores["indptr"]
+        self._terms = Terms(settings["stemmer"])
+        self._scores = np.zeros(index.scores["num_docs"], np.float32)
+
+    def search(self, queries: list[str], k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """See SearchBackend."""
+        ids = np.full((len(queries), k), NO_DOCUMENT, np.int64)
+        scores = np.zeros((len(queries), k), np.float32)
+        for row, query in enumerate(queries):
+            found, values = self._search_one(query, k)
+            ids[row, : len(found)] = found
+            scores[row, : len(found)] = values
+        return ids, scores
+
+    def _search_one(self, query: str, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        terms = [self._vocabulary[term] for term in self._terms(query) if term in self._vocabulary]
+        if not terms:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        postings = []
+        for term in terms:
+            span = slice(int(self._bounds[term]), int(self._bounds[term + 1]))
+            postings.append(self._documents[span])
+            # A document occurs once in a term's postings, so this adds and never overwrites.
+            self._scores[postings[-1]] += self._data[span]
+        touched = np.concatenate(postings)
+        found, values = best(touched, self._scores[touched], k, repeats=len(terms))
+        self._scores[touched] = 0.0
+        return found, values
+
+
+def best(
+    documents: npt.NDArray[Any], scores: npt.NDArray[np.float32], k: int, repeats: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """The k best distinct documents, score descending, then number ascending.
+
+    `documents` and `scores` are [n]; a document occurs at most `repeats` times, always with the same score. The
+    answer is [min(k, distinct)].
+    """
+    # The first k * repeats places hold at least k distinct documents; all ties with the last of them are looked at.
+    cut = min(k * repeats, len(scores))
+    above = scores >= np.partition(scores, len(scores) - cut)[len(scores) - cut]
+    distinct, first = np.unique(documents[above], return_index=True)
+    values = scores[above][first]
+    order = np.lexsort((distinct, -values))[:k]
+    return distinct[order].astype(np.int64), values[order]

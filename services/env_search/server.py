@@ -1,0 +1,46 @@
+"""Binds the port, opens the index and serves until a signal."""
+
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from services.env_search.app import Retriever, create_app
+from services.env_search.index import OpenIndex
+from services.env_search.requests import Limits
+from shared.errors import UserError
+
+SHUTDOWN_S = 5
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free one. UserError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"env_search cannot listen on {host}:{port} ({reason}): free it or set search.port.") from None
+
+
+def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:
+    """Answer requests on `sock` until SIGINT or SIGTERM; requests under way get SHUTDOWN_S to end."""
+    config = uvicorn.Config(
+        create_app(retriever, limits), log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
+    )
+    # uvicorn raises the signal again once it has shut down; that is a normal end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
+    uvicorn.Server(config).run(sockets=[sock])
+
+
+def announce(index: OpenIndex, sock: socket.socket) -> None:
+    """Say on the standard output where the service is and what it searches."""
+    host, port = sock.getsockname()[:2]
+    print(
+        f"env_search: http://{host}:{port}/retrieve, {index.manifest.backend}, {len(index.corpus)} documents of "
+        f"{Path(index.corpus.path).name}, index {index.manifest.fingerprint}",
+        flush=True,
+    )
