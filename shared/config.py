@@ -3,7 +3,8 @@
     headrace up run.toml --learner.lr 2e-6        HEADRACE_LEARNER__LR=2e-6 python -m services.learner
 
 A value is read as TOML where it parses as such, else as a plain string. An unknown key is refused with the nearest
-known one; settings that cannot work together are refused with the arithmetic.
+known one; settings that cannot work together are refused with the arithmetic. A relative path in a TOML file means the file
+beside that TOML where there is one, else the one under the working directory; elsewhere it means the working directory.
 """
 
 import difflib
@@ -20,6 +21,16 @@ from shared.errors import UserError
 
 ENV_PREFIX = "HEADRACE_"
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
+PATH_KEYS = (
+    "model.path",
+    "model.kl_reference",
+    "data.train",
+    "data.eval",
+    "search.corpus",
+    "search.index",
+    "search.encoder",
+    "weights.dir",
+)
 _NOT_SETTINGS = {CONFIG_FILE_VARIABLE, "HEADRACE_REQUIRE_VLLM", "HEADRACE_LOG"}
 
 
@@ -46,6 +57,11 @@ class Config(settings.Section):
     def run_dir(self) -> Path:
         """The folder of this run."""
         return Path(self.run.root) / self.run.name
+
+    @property
+    def replay_groups(self) -> int:
+        """r: how many stored groups a step may replay; half a batch where `replay.select` leaves it open."""
+        return 0 if self.replay.policy == "none" else self.replay.select or self.learner.batch // 2
 
     @property
     def weights_dir(self) -> Path:
@@ -82,7 +98,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), environ: Mappin
     type, or settings that contradict each other.
     """
     environ = os.environ if environ is None else environ
-    tree = _read_toml(Path(path)) if path else {}
+    tree = _beside(_read_toml(Path(path)), Path(path).parent) if path else {}
     for dotted, value in [*_from_environ(environ), *parse_overrides(overrides)]:
         _set(tree, dotted, value)
     return build(tree, where=str(path) if path else "the configuration")
@@ -149,6 +165,17 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
 
 
+def _beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make the paths that exist relative to the TOML's folder absolute; the others stay as they are (hub names too)."""
+    for dotted in PATH_KEYS:
+        section, _, key = dotted.partition(".")
+        table = tree.get(section)
+        value = table.get(key) if isinstance(table, dict) else None
+        if table and isinstance(value, str) and value and (folder / value).exists():
+            table[key] = str((folder / value).resolve())
+    return tree
+
+
 def _from_environ(environ: Mapping[str, str]) -> list[tuple[str, Any]]:
     pairs = []
     for name in sorted(environ):
@@ -209,7 +236,7 @@ def _refuse_contradictions(config: Config, where: str) -> None:
 
 
 def _contradictions(c: Config) -> Iterator[str]:
-    b, m, r, unit = c.learner.batch, c.learner.mini_batch, c.replay.select, c.replay.unit
+    b, m, r, unit = c.learner.batch, c.learner.mini_batch, c.replay_groups, c.replay.unit
     prompt, turn, whole = c.rollout.max_prompt_tokens, c.rollout.max_turn_tokens, c.rollout.max_tokens
     if m and b % m:
         yield (
@@ -217,10 +244,7 @@ def _contradictions(c: Config) -> Iterator[str]:
             f"set learner.batch to {b - b % m or m} or {(b // m + 1) * m}."
         )
     if c.replay.policy != "none" and r == 0:
-        yield (
-            f"replay.policy = '{c.replay.policy}' with replay.select = 0 replays nothing: set replay.select "
-            f"(the paper's is learner.batch / 2 = {max(b // 2, 1)}) or replay.policy = 'none'."
-        )
+        yield f"replay.policy = '{c.replay.policy}' with learner.batch = {b} replays nothing: set replay.select."
     if c.replay.policy != "none" and r % unit:
         yield (
             f"replay.select = {r} is not a multiple of replay.unit = {unit}: "
@@ -228,7 +252,7 @@ def _contradictions(c: Config) -> Iterator[str]:
         )
     if c.replay.policy != "none" and c.replay.capacity < r:
         yield (
-            f"replay.capacity = {c.replay.capacity} cannot hold the replay.select = {r} groups of one step: "
+            f"replay.capacity = {c.replay.capacity} cannot hold the replay.select = {r} groups of a step: "
             f"2 to 4 times learner.batch ({2 * b} to {4 * b}) is the useful range."
         )
     if prompt + turn > whole:
