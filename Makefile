@@ -1,0 +1,32 @@
+# The two commands of a new user are `make demo` and `make test`; `make` alone lists all of them.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint lock clean
+
+PYTEST := .venv/bin/python -m pytest
+
+help:  ## list these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
+
+setup:  ## make .venv with the pinned packages (quick when nothing changed)
+	@deploy/setup.sh
+
+demo: setup  ## train a small search agent on this machine, about 8 minutes
+	@.venv/bin/headrace demo
+
+test: setup  ## all tests, at most 25 minutes on two cores
+	@$(PYTEST)
+
+test-fast: setup  ## the tests without vLLM and the slow ones, at most 2 minutes
+	@$(PYTEST) -m "not vllm and not slow"
+
+lint: setup  ## ruff and pyright
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/pyright
+
+lock:  ## write deploy/locks again from pyproject.toml (needs uv)
+	@deploy/lock.sh
+
+clean:  ## remove the environment and every cache; runs/ stays
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis *.egg-info build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
