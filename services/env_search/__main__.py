@@ -1,6 +1,8 @@
 """`python -m services.env_search`: serve the corpus the configuration names."""
 
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from services.env_search.app import Retriever
@@ -27,7 +29,9 @@ def main(config: Config) -> None:
     corpus = Path(search.corpus)
     sock = listen(search.host, search.port)
     if search.corpus and not search.index:
-        build_index(corpus, config.index_dir, spec)
+        # In a process of its own: what only building needs (bm25s, a second encoder) is gone when serving starts.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            process.submit(build_index, corpus, config.index_dir, spec).result()
     index = open_index(corpus, config.index_dir, spec)
     retriever = Retriever(
         index,

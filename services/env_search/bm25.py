@@ -1,10 +1,12 @@
-"""BM25 (Lucene's variant) over a memory-mapped bm25s index.
+"""BM25 (Lucene's variant) over a memory-mapped index whose scores bm25s worked out.
 
-bm25s stores each (term, document) score once, at build time; a query adds the rows of its terms. Here the
-adding touches only documents that hold a query term, so its cost follows the postings and not the corpus.
-Documents without any query term are no hits: a query of unknown words finds nothing.
+The index holds each (term, document) score; a query adds the rows of its terms. The adding touches only documents
+that hold a query term, so its cost follows the postings and not the corpus. Documents without any query term are no
+hits: a query of unknown words finds nothing. Serving needs numpy alone: bm25s, which takes numba and 150 MB with it
+where that is installed, is imported by the build only.
 """
 
+import json
 import re
 import unicodedata
 from collections.abc import Callable
@@ -18,15 +20,20 @@ from services.env_search.backend import NO_DOCUMENT
 
 FOLDER = "bm25"
 WORD = re.compile(r"\w+")
+# The words Lucene's English analyser leaves out.
+STOP_WORDS = frozenset(
+    (
+        "a an and are as at be but by for if in into is it no not of on or such "
+        "that the their then there these they this to was will with"
+    ).split()
+)
 
 
 class Terms:
     """Text to index terms: Unicode-normalised lower-case words without English stop words, stemmed."""
 
     def __init__(self, stemmer: Literal["english", "none"]) -> None:
-        from bm25s.stopwords import STOPWORDS_EN
-
-        self._stop = frozenset(STOPWORDS_EN) if stemmer == "english" else frozenset()
+        self._stop = STOP_WORDS if stemmer == "english" else frozenset()
         self._stem: Callable[[list[str]], list[str]] = list
         if stemmer == "english":
             import Stemmer
@@ -41,17 +48,15 @@ class Terms:
 class Bm25Backend:
     """Searches an index directory made by `bm25_build`. One thread at a time: the score buffer is shared."""
 
-    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
-        """Map the index; `settings` are those of its manifest."""
-        import bm25s
-
-        index = bm25s.BM25.load(directory / FOLDER, mmap=True)
-        self._vocabulary: dict[str, int] = index.vocab_dict
-        self._data: npt.NDArray[np.float32] = index.scores["data"]
-        self._documents: npt.NDArray[np.int32] = index.scores["indices"]
-        self._bounds: npt.NDArray[np.int64] = index.scores["indptr"]
+    def __init__(self, directory: Path, settings: dict[str, Any], documents: int) -> None:
+        """Map the index; `settings` and the number of `documents` are those of its manifest."""
+        folder = directory / FOLDER
+        self._vocabulary: dict[str, int] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+        self._data: npt.NDArray[np.float32] = np.load(folder / "scores.npy", mmap_mode="r")
+        self._documents: npt.NDArray[np.int32] = np.load(folder / "documents.npy", mmap_mode="r")
+        self._bounds: npt.NDArray[np.int64] = np.load(folder / "bounds.npy", mmap_mode="r")
         self._terms = Terms(settings["stemmer"])
-        self._scores = np.zeros(index.scores["num_docs"], np.float32)
+        self._scores = np.zeros(documents, np.float32)
 
     def search(self, queries: list[str], k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """See SearchBackend."""

@@ -79,9 +79,13 @@ def build_bm25(
 
     chunks = TermChunks(scratch, total, on_document)
     index = bm25s.BM25(k1=spec.k1, b=spec.b, method="lucene")
-    index.scores = index.build_index_from_ids(list(vocabulary.values()), chunks, show_progress=False)  # pyright: ignore
-    index.vocab_dict = vocabulary
-    index.save(directory / FOLDER, show_progress=False)
+    matrix = index.build_index_from_ids(list(vocabulary.values()), chunks, show_progress=False)  # pyright: ignore
+    folder = directory / FOLDER
+    folder.mkdir(exist_ok=True)
+    # A column a term: its documents, ascending, and their scores; `bounds` int64 [terms + 1] cuts the columns.
+    for name, key in (("scores", "data"), ("documents", "indices"), ("bounds", "indptr")):
+        np.save(folder / f"{name}.npy", matrix[key])
+    (folder / "vocabulary.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
 
 
 def _write_chunks(

@@ -117,7 +117,7 @@ def _open_backend(directory: Path, manifest: Manifest) -> SearchBackend:
     if manifest.backend == "bm25":
         from services.env_search.bm25 import Bm25Backend
 
-        return Bm25Backend(directory, manifest.settings)
+        return Bm25Backend(directory, manifest.settings, manifest.documents)
     from services.env_search.dense import DenseBackend
 
     return DenseBackend(directory, manifest.settings, manifest.extra["probe"])

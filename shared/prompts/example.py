@@ -1,0 +1,81 @@
+"""One prompt with its acceptable answers, and how the rows of the usual data sets become one.
+
+| form | question | answers | |---|---|---| | verl, Search-R1 | prompt: [{role, content}], maybe question |
+reward_model.ground_truth, as text, list or {target} | | question answering | question | golden_answers,
+answers, answer, ground_truth or target | | mathematics | problem or question | answer (GSM8K's follows ####), else the last box of solution |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.rewards.answers import last_boxed, targets
+
+QUESTION_KEYS = ("question", "problem", "query")
+ANSWER_KEYS = ("golden_answers", "answers", "answer", "ground_truth", "target")
+COLUMNS = ("id", "data_source", "prompt", "messages", "reward_model", "solution", *QUESTION_KEYS, *ANSWER_KEYS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A prompt. `messages` is a chat the data set brings ready-made; without one the question goes into a
+    template.
+    """
+
+    id: str
+    data_source: str
+    messages: list[dict[str, str]] | None
+    question: str
+    ground_truth: list[str]
+
+
+def read_row(row: Mapping[str, Any], *, source: str, index: int) -> Example:
+    """The example in a row of any of the forms; `source` and `index` name it where it has no id of its own.
+
+    Raises ValueError saying what the row lacks.
+    """
+    messages = _messages(row)
+    question = _question(row, messages)
+    if not question:
+        raise ValueError(f"has no question: one of {', '.join(QUESTION_KEYS)}, or a prompt of messages, is needed.")
+    reward_model = row.get("reward_model")
+    ground_truth = targets(reward_model.get("ground_truth")) if isinstance(reward_model, Mapping) else []
+    for key in ANSWER_KEYS:
+        ground_truth = ground_truth or targets(row.get(key))
+    if not ground_truth and isinstance(row.get("solution"), str):
+        ground_truth = targets(last_boxed(row["solution"]))
+    if not ground_truth:
+        raise ValueError(f"has no answer: reward_model.ground_truth or one of {', '.join(ANSWER_KEYS)} is needed.")
+    own = row.get("id")
+    return Example(
+        id=f"{source}:{index}" if own is None or own == "" else str(own),
+        data_source=str(row.get("data_source") or source),
+        messages=messages,
+        question=question,
+        ground_truth=ground_truth,
+    )
+
+
+def _messages(row: Mapping[str, Any]) -> list[dict[str, str]] | None:
+    chat = row.get("prompt")
+    if chat is None or isinstance(chat, str):
+        chat = row.get("messages")
+    if chat is None:
+        return None
+    messages = []
+    for message in chat:
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise ValueError('has a prompt that is not a list of {"role", "content"}.')
+        messages.append({"role": message["role"], "content": message["content"]})
+    return messages or None
+
+
+def _question(row: Mapping[str, Any], messages: list[dict[str, str]] | None) -> str:
+    for key in (*QUESTION_KEYS, "prompt"):
+        value = row.get(key)
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+    asked = [message["content"] for message in messages or [] if message["role"] == "user"]
+    return asked[-1].strip() if asked else ""
