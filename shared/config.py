@@ -3,8 +3,9 @@
     headrace up run.toml --learner.lr 2e-6        HEADRACE_LEARNER__LR=2e-6 python -m services.learner
 
 A value is read as TOML where it parses as such, else as a plain string. An unknown key is refused with the nearest
-known one; settings that cannot work together are refused with the arithmetic. A relative path in a TOML file means the file
-beside that TOML where there is one, else the one under the working directory; elsewhere it means the working directory.
+known one; settings that cannot work together are refused with the arithmetic. A relative path in a TOML file means the
+file beside that TOML where there is one, else the one under the working directory; elsewhere it means the working
+directory.
 """
 
 import difflib

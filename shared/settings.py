@@ -102,7 +102,7 @@ class Replay(Section):
     """Selection, admission and the buffer."""
 
     policy: Literal["none", "naive", "uniform", "headroom_drift"] = "headroom_drift"
-    select: int = Field(0, ge=0)  # r: replayed groups of a step, at most
+    select: int = Field(0, ge=0)  # r: replayed groups of a step, at most; 0: half of learner.batch
     tau: float = Field(1e-2, ge=0)  # the gate on Drift
     capacity: int = Field(512, ge=0)  # groups
     unit: int = Field(1, ge=1)  # accepted groups are cut to a multiple of this

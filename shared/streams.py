@@ -39,7 +39,7 @@ class Keys:
         self.events = self.prefix + "events"
         self.dead = self.prefix + "dead"
         self.actors = self.prefix + "actors"  # set of actor ids that have reported
-        self.state = self.prefix + "state"  # hash: replay's counters
+        self.state = self.prefix + "replay:state"  # JSON: replay's counters
 
     def payload(self, group: str) -> str:
         """The token arrays of a group."""
@@ -76,7 +76,7 @@ class Inbox:
         self.client, self.stream, self.group, self.consumer = client, stream, group, consumer
         self.reclaim_ms = reclaim_ms
         self._next_reclaim = 0.0
-        self._seen_own = False
+        self._own_cursor: bytes | None = b"0"  # None: everything from before a restart has been delivered again
 
     async def read(self, count: int, block_ms: int = BLOCK_MS) -> list[Entry]:
         """Up to `count` entries: first this consumer's own from before a restart, then dead ones', then new ones.
@@ -84,9 +84,9 @@ class Inbox:
         Waits at most `block_ms`; an empty list means nothing came.
         """
         try:
-            if not self._seen_own:
-                own = _entries(self.stream, await self._read_group(count, "0", None))
-                self._seen_own = True
+            if self._own_cursor is not None:
+                own = await self.own_pending(count, self._own_cursor)
+                self._own_cursor = own[-1].id if own else None
                 if own:
                     return own
             if self.reclaim_ms and time.monotonic() >= self._next_reclaim:
@@ -96,7 +96,10 @@ class Inbox:
                 )
                 if claimed := _claimed(self.stream, reply):
                     return claimed
-            return _entries(self.stream, await self._read_group(count, ">", block_ms))
+            reply = await self.client.xreadgroup(
+                self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms
+            )
+            return _entries(self.stream, reply)
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
@@ -123,9 +126,6 @@ class Inbox:
         async with self.client.pipeline(transaction=True) as pipe:
             ack(pipe, self.stream, self.group, *ids)
             await pipe.execute()
-
-    def _read_group(self, count: int, start: str, block: int | None) -> Awaitable:
-        return self.client.xreadgroup(self.group, self.consumer, {self.stream: start}, count=count, block=block)
 
 
 class SyncInbox:

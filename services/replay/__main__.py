@@ -1,0 +1,30 @@
+"""python -m services.replay: HEADRACE_CONFIG names the run's TOML; HEADRACE_* variables override it."""
+
+import asyncio
+
+from shared.config import Config
+from shared.service import run_service
+
+
+async def serve(config: Config) -> None:
+    """Check, connect, and run the service with its HTTP side until stopped."""
+    from services.replay.http import make_app
+    from services.replay.service import Replay
+    from shared.http_server import listen, serve_http
+    from shared.metrics import watch_loop_lag
+    from shared.prompts import open_prompts
+    from shared.redis_client import connect_async, wait_until_up
+
+    sock = listen(config.replay.host, config.replay.port, "replay.port")
+    train = open_prompts(config.data.train)
+    held_out = open_prompts(config.data.eval) if config.data.eval else None
+    await asyncio.to_thread(wait_until_up, config.redis.url, config.redis.wait_s)
+    replay = Replay(config, connect_async(config.redis.url), train, held_out)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(replay.run())
+        tasks.create_task(serve_http(make_app(replay), sock))
+        tasks.create_task(watch_loop_lag("replay"))
+
+
+if __name__ == "__main__":
+    run_service("replay", serve)

@@ -1,0 +1,141 @@
+"""The stored groups as arrays: one slot per group, columns in numpy, nothing of a group's tokens.
+
+A column costs 4 or 8 bytes a group; ids are the only Python objects. Slots are reused after eviction; `sequence` is the
+order of insertion and decides ties and eviction.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a stored group besides its header; the durable form of a slot."""
+
+    id: str
+    sequence: int  # order of insertion, over the whole run
+    step: int  # the step whose fresh groups it was among
+    headroom_ref: float  # under the policy that generated it; frozen
+    headroom: float  # cached: as last measured
+    drift: float  # as last measured; NaN: never
+    uses: int  # how often it was replayed
+    tokens: int  # |T|
+    bytes: int  # of its payload
+
+
+class Buffer:
+    """Groups by slot. Columns may be read as arrays over `slots()`; change them only through the methods."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._size = 0
+        self._slot: dict[str, int] = {}
+        self._ids: list[str] = []
+        self._free: list[int] = []
+        self._allocate(64)
+        for row in sorted(rows, key=lambda r: r.sequence):
+            self.insert(row)
+
+    def _allocate(self, capacity: int) -> None:
+        def grown(name: str, dtype: type, fill: float) -> NDArray:
+            new = np.full(capacity, fill, dtype)
+            if self._size:
+                new[: self._size] = getattr(self, name)[: self._size]
+            return new
+
+        self.sequence = grown("sequence", np.int64, -1)  # -1: the slot is empty
+        self.step = grown("step", np.int32, 0)
+        self.headroom_ref = grown("headroom_ref", np.float64, 0.0)
+        self.headroom = grown("headroom", np.float64, 0.0)
+        self.drift = grown("drift", np.float64, np.nan)
+        self.uses = grown("uses", np.int32, 0)
+        self.tokens = grown("tokens", np.int32, 0)
+        self.bytes = grown("bytes", np.int64, 0)
+
+    def __len__(self) -> int:
+        return len(self._slot)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._slot
+
+    def __iter__(self) -> Iterator[Row]:
+        """Oldest first."""
+        return (self.row(self._ids[slot]) for slot in self.oldest_first())
+
+    def ids(self, slots: NDArray[np.intp]) -> list[str]:
+        """The group ids in these slots."""
+        return [self._ids[slot] for slot in slots]
+
+    def row(self, id: str) -> Row:
+        """A copy of one group's columns."""
+        i = self._slot[id]
+        return Row(
+            id=id,
+            sequence=int(self.sequence[i]),
+            step=int(self.step[i]),
+            headroom_ref=float(self.headroom_ref[i]),
+            headroom=float(self.headroom[i]),
+            drift=float(self.drift[i]),
+            uses=int(self.uses[i]),
+            tokens=int(self.tokens[i]),
+            bytes=int(self.bytes[i]),
+        )
+
+    def insert(self, row: Row) -> None:
+        """Store a group that is not there yet."""
+        assert row.id not in self._slot, f"group {row.id} is stored already"
+        if self._free:
+            i = self._free.pop()
+        else:
+            if self._size == len(self.sequence):
+                self._allocate(2 * self._size)
+            i = self._size
+            self._size += 1
+            self._ids.append("")
+        self._slot[row.id], self._ids[i] = i, row.id
+        self.sequence[i], self.step[i], self.uses[i], self.tokens[i] = row.sequence, row.step, row.uses, row.tokens
+        self.bytes[i] = row.bytes
+        self.headroom_ref[i], self.headroom[i], self.drift[i] = row.headroom_ref, row.headroom, row.drift
+
+    def remove(self, id: str) -> None:
+        """Forget a group."""
+        i = self._slot.pop(id)
+        self.sequence[i] = -1
+        self._ids[i] = ""
+        self._free.append(i)
+
+    def refresh(self, id: str, headroom: float, drift: float) -> None:
+        """Cache a measurement; a group that has left meanwhile is ignored."""
+        if (i := self._slot.get(id)) is not None:
+            self.headroom[i], self.drift[i] = headroom, drift
+
+    def count_use(self, id: str) -> None:
+        """The group is replayed once more."""
+        if (i := self._slot.get(id)) is not None:
+            self.uses[i] += 1
+
+    def slots(self) -> NDArray[np.intp]:
+        """The occupied slots, in no particular order."""
+        return np.flatnonzero(self.sequence[: self._size] >= 0)
+
+    def oldest_first(self) -> NDArray[np.intp]:
+        """The occupied slots by insertion."""
+        slots = self.slots()
+        return slots[np.argsort(self.sequence[slots])]
+
+    def over_capacity(self, capacity: int) -> list[str]:
+        """The oldest groups beyond `capacity`: what FIFO evicts."""
+        return self.ids(self.oldest_first()[: max(0, len(self) - capacity)])
+
+    def highest(self, score: NDArray[np.float64], n: int) -> NDArray[np.intp]:
+        """The n occupied slots of highest score, descending; equal scores by insertion.
+
+        Only those at or above the n-th score are sorted, so that a large buffer costs one partition.
+        """
+        slots = self.slots()
+        if n < len(slots):
+            values = score[slots]
+            nth = np.partition(values, len(slots) - n)[len(slots) - n] if n else np.inf
+            slots = slots[values >= nth]
+        return slots[np.lexsort((self.sequence[slots], -score[slots]))][:n]

@@ -1,0 +1,99 @@
+"""Prometheus metrics of the replay service."""
+
+import numpy as np
+from prometheus_client import Counter, Gauge, Histogram
+
+from services.replay.state import Composed, State
+from shared.messages import GroupHeader
+
+_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_DRIFTS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+
+
+class ReplayMetrics:
+    """All series of the service, set from the state so that a restart shows the truth at once."""
+
+    def __init__(self) -> None:
+        p = "headrace_replay_"
+        self.step = Gauge(p + "step", "the next step to be trained")
+        self.version = Gauge(p + "learner_version", "the number of the published version")
+        self.buffer = Gauge(p + "buffer_groups", "stored groups")
+        self.fresh = Gauge(p + "fresh_groups", "arrived groups that are not trained yet")
+        self.running = Gauge(p + "tasks_running", "tasks issued and not answered")
+        self.payload = Gauge(p + "payload_bytes", "payloads in Redis")
+        self.totals = Gauge(p + "run_groups", "groups of the run so far, by what became of them", ["what"])
+        self.acceptance = Gauge(p + "acceptance_ratio", "accepted of the scanned groups, last step")
+        self.lag = Gauge(p + "lag_versions", "age of the oldest sampled token in the last batch")
+        self.lag_mean = Gauge(
+            p + "lag_mean_versions", "mean age of the oldest sampled token over the last batch's groups"
+        )
+        self.age = Histogram(p + "replay_age_steps", "age of replayed groups", buckets=(1, 2, 3, 4, 6, 8, 12, 16, 32))
+        self.headroom = Histogram(
+            p + "headroom", "cached Headroom of stored groups when a batch is made", buckets=_SHARES
+        )
+        self.drift = Histogram(
+            p + "drift", "last measured Drift of stored groups when a batch is made", buckets=_DRIFTS
+        )
+        self.what_if = Gauge(p + "what_if_acceptance_ratio", "acceptance at a multiple of tau, last step", ["factor"])
+        self.selection = Histogram(
+            p + "selection_seconds",
+            "time to order and gate one step",
+            buckets=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
+        )
+        self.scan_exposed = Counter(p + "scan_exposed_seconds", "time batches waited for a scan alone")
+        self.reward = Gauge(p + "reward_mean", "mean reward of the last batch's fresh groups")
+        self.correct = Gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
+        self.groups = Counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
+        self.dead_letters = Counter(p + "dead_letters", "entries that were refused")
+        self.reconnects = Counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
+
+    def group(self, header: GroupHeader) -> None:
+        """A group was filed."""
+        self.groups.labels(header.kind, "usable" if header.usable else "failed").inc()
+
+    def batch(self, batch: Composed) -> None:
+        """A batch was sent."""
+        s = batch.stats
+        for gauge, key in (
+            (self.acceptance, "acceptance"),
+            (self.reward, "reward_mean"),
+            (self.correct, "correct_share"),
+        ):
+            if s[key] is not None:
+                gauge.set(s[key])
+        self.lag.set(s["lag_max"])
+        self.lag_mean.set(s["lag_mean"])
+        self.selection.observe(s["selection_ms"] / 1000)
+        self.scan_exposed.inc(s["scan_exposed_s"])
+        for age in s["ages"]:
+            self.age.observe(age)
+        for factor, share in s["what_if_tau"].items():
+            self.what_if.labels(factor).set(share)
+
+    def show(self, state: State) -> None:
+        """Set the gauges that follow the state."""
+        c = state.counters
+        self.step.set(c.step)
+        self.version.set(c.version.number if c.version else -1)
+        self.buffer.set(len(state.buffer))
+        self.fresh.set(len(state.fresh))
+        self.running.set(len(state.tasks))
+        self.payload.set(state.payload_bytes)
+        for what in (
+            "generated",
+            "trained",
+            "replayed",
+            "mixed",
+            "lost",
+            "failed",
+            "rejected",
+            "duplicates",
+            "evicted",
+        ):
+            self.totals.labels(what).set(getattr(c, what))
+        self.totals.labels("trained_twice").set(c.trained_twice)
+
+
+def finite(values: np.ndarray) -> np.ndarray:
+    """Without the NaN of groups that were never measured."""
+    return values[np.isfinite(values)]

@@ -1,0 +1,75 @@
+"""Choosing the replayed groups of one step (method.md, section 3.2 - 3.4), pure but for the scans it asks for.
+
+    order --> next scan --> records --> gate --> ... --> done: K accepted, or the end
+
+The order is the one at the start of the step: refreshed scores are collected here and cached by the caller with its
+batch, so they never change the order of the step they came from. A request never holds more groups than are still
+wanted; therefore no group behind the K-th accepted one is ever scanned.
+"""
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from services.replay.buffer import Buffer
+from services.replay.policies import Policy
+from shared.messages import Record
+
+
+@dataclass
+class Selection:
+    """One step's selection. `wanted` is K; groups in it are ids, best first."""
+
+    policy: Policy
+    buffer: Buffer
+    wanted: int
+    tau: float
+    chunk: int
+    seed: int
+    accepted: list[str] = field(default_factory=list)
+    refreshed: dict[str, Record] = field(default_factory=dict)
+    unusable: list[str] = field(default_factory=list)
+    scanned: int = 0
+    seconds: float = 0.0  # spent here, in this process
+    scan_seconds: float = 0.0  # spent by the learner
+    done: bool = False
+    _position: int = 0  # how far into the order the requests have got
+    _request: list[str] = field(default_factory=list)
+
+    def next_scan(self) -> list[str]:
+        """The ids to scan next; empty when the selection is done (an ungated policy is done at once)."""
+        began = time.perf_counter()
+        need = self.wanted - len(self.accepted)
+        take = min(need, self.chunk) if self.policy.gated else need
+        slots = self.policy.order(self.buffer, self._position + take, self.seed)[self._position :] if take else []
+        ids = self.buffer.ids(slots)
+        self._position += len(ids)
+        if not self.policy.gated:
+            self.accepted, ids = ids, []
+        self.done = not ids
+        self._request = ids
+        self.seconds += time.perf_counter() - began
+        return ids
+
+    def take(self, records: list[Record], seconds: float) -> None:
+        """Gate one answered scan. A group without a usable record (its payload is gone or bad) is `unusable`."""
+        began = time.perf_counter()
+        answered = {record.id: record for record in records}
+        for id in self._request:
+            record = answered.get(id)
+            if record is None or record.tokens < 1 or not math.isfinite(record.drift + record.headroom):
+                self.unusable.append(id)
+                continue
+            self.scanned += 1
+            self.refreshed[id] = record
+            if record.drift <= self.tau:
+                self.accepted.append(id)
+        self._request = []
+        self.done = len(self.accepted) >= self.wanted
+        self.scan_seconds += seconds
+        self.seconds += time.perf_counter() - began
+
+
+def whole_units(accepted: list[str], unit: int) -> list[str]:
+    """Accepted groups cut from the low-priority tail to a multiple of `unit` (method.md, section 3.4)."""
+    return accepted[: len(accepted) - len(accepted) % unit]

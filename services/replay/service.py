@@ -1,0 +1,194 @@
+"""The replay process: reads what actors and learner say, and answers with tasks, scans and batches.
+
+    groups  --\
+               >-- one worker: apply the entries, then advance the step --> tasks, work, events
+    results --/
+
+Crash-only: every wake-up is one transaction. Whatever goes wrong with Redis, the state is loaded again from it and
+unacknowledged entries are delivered again; a selection under way is started over, in the same order.
+"""
+
+import asyncio
+import logging
+import time
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from services.replay import evaluation, transitions
+from services.replay.metrics import ReplayMetrics
+from services.replay.policies import get_policy
+from services.replay.selection import Selection
+from services.replay.state import State, Store, Superseded, Transaction
+from shared import messages
+from shared.config import Config
+from shared.errors import UserError
+from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Scan, ScanResult, Trained
+from shared.prompts import PromptSource
+from shared.seeds import derive
+from shared.streams import ACTORS, LEARNER, REPLAY, Entry, Inbox, Keys
+
+log = logging.getLogger("headrace.replay")
+READ_COUNT = 256
+RETRY_S = 0.5
+
+
+class Replay:
+    """One run's replay service. `state` is None until Redis has answered."""
+
+    def __init__(
+        self, config: Config, client: redis.asyncio.Redis, train: PromptSource, held_out: PromptSource | None
+    ) -> None:
+        self.config, self.client, self.train, self.held_out = config, client, train, held_out
+        self.keys = Keys(config.run.name)
+        self.store = Store(client, self.keys)
+        self.policy = get_policy(config.replay.policy)
+        self.metrics = ReplayMetrics()
+        self.state: State | None = None
+        self._life = 0
+        self._scans = 0
+        self._forget_selection()
+        self._last_trained = time.monotonic()
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises UserError when another process has taken the run over."""
+        waiting_since = None
+        while True:
+            try:
+                self._life = await self.store.take_over()
+                waiting_since = None
+                await self._serve()
+            except* Superseded as error:
+                raise UserError(str(error.exceptions[0])) from None
+            except* RedisError as error:
+                waiting_since = waiting_since or time.monotonic()
+                log.warning(
+                    "Redis: %s; waiting for it since %.0f s", error.exceptions[0], time.monotonic() - waiting_since
+                )
+                self.metrics.reconnects.inc()
+                await asyncio.sleep(RETRY_S)
+
+    async def _serve(self) -> None:
+        inboxes = [Inbox(self.client, stream, REPLAY, "replay") for stream in (self.keys.groups, self.keys.results)]
+        for inbox in [
+            *inboxes,
+            Inbox(self.client, self.keys.tasks, ACTORS, ""),
+            Inbox(self.client, self.keys.work, LEARNER, ""),
+        ]:
+            await inbox.create()
+        self.state = state = await self.store.load(time.time())
+        self._forget_selection()
+        arrived: asyncio.Queue[list[Entry]] = asyncio.Queue(maxsize=4)
+        async with asyncio.TaskGroup() as tasks:
+            for inbox in inboxes:
+                tasks.create_task(_forward(inbox, arrived))
+            entries: list[Entry] = []
+            while True:
+                async with self.store.transaction(state) as tx:
+                    for entry in entries:
+                        self._apply(state, tx, entry)
+                    self._advance(state, tx)
+                self.metrics.show(state)
+                entries = await arrived.get()
+
+    def _apply(self, state: State, tx: Transaction, entry: Entry) -> None:
+        """One entry's effect and its acknowledgement."""
+        try:
+            if entry.stream == self.keys.groups:
+                self._group(state, tx, messages.decode(entry.data, GroupHeader))
+            else:
+                self._result(state, tx, messages.decode(entry.data, messages.Result))
+        except Malformed as error:
+            log.warning("refused an entry of %s: %s", entry.stream, error)
+            self.metrics.dead_letters.inc()
+            tx.bury(entry, str(error))
+        else:
+            tx.ack(entry)
+
+    def _group(self, state: State, tx: Transaction, header: GroupHeader) -> None:
+        transitions.group_arrived(self.config, state, tx, header)
+        self.metrics.group(header)
+
+    def _result(self, state: State, tx: Transaction, result: messages.Result) -> None:
+        match result:
+            case Hello():
+                transitions.learner_said_hello(state, tx, result)
+                self._forget_selection()
+            case ScanResult():
+                self._scanned(state, tx, result)
+            case Trained():
+                now = time.monotonic()
+                transitions.step_trained(
+                    self.config, state, tx, result, self.policy.keeps, seconds=now - self._last_trained
+                )
+                self._last_trained = now
+                self._forget_selection()
+            case Checkpointed():
+                transitions.checkpoint_written(state, tx, result)
+
+    def _advance(self, state: State, tx: Transaction) -> None:
+        """Do what has become possible: tasks, the step's first scan, its batch, the end of the run."""
+        c = state.counters
+        if c.version is None or c.finished:
+            return
+        transitions.issue_tasks(self.config, state, tx, self.train, self.held_out)
+        if c.step >= self.config.run.steps:
+            if not evaluation.round_open(state, c.step):
+                transitions.run_finished(state, tx)
+            return
+        # a learner that resumed trains what it has batches for first; the first evaluation comes before the first batch
+        if c.version.number != c.step or c.step in state.batches or evaluation.round_open(state, 0):
+            return
+        if self._selection is None:
+            self._selection = self._new_selection(state)
+            self._request_scan(state, tx)
+        fresh = transitions.fresh_for_step(self.config, state)
+        if fresh is None:
+            return
+        self._fresh_since = self._fresh_since or time.monotonic()
+        if self._selection.done:
+            exposed_s = max(0.0, self._selected_at - self._fresh_since)
+            transitions.batch_composed(self.config, state, tx, self._selection, fresh, exposed_s)
+            self.metrics.batch(state.batches[c.step])
+            self._forget_selection()
+
+    def _new_selection(self, state: State) -> Selection:
+        return Selection(
+            policy=self.policy,
+            buffer=state.buffer,
+            wanted=self.config.replay_groups,
+            tau=self.config.replay.tau,
+            chunk=self.config.replay.scan_chunk,
+            seed=derive(self.config.run.seed, 2, state.counters.step),
+        )
+
+    def _request_scan(self, state: State, tx: Transaction) -> None:
+        assert self._selection is not None
+        ids = self._selection.next_scan()
+        if self._selection.done:
+            self._selected_at = time.monotonic()
+            return
+        self._scans += 1
+        self._scan_id = f"{self._life}-{self._scans}"
+        tx.send(self.keys.work, Scan(scan=self._scan_id, step=state.counters.step, ids=ids))
+
+    def _scanned(self, state: State, tx: Transaction, result: ScanResult) -> None:
+        if self._selection is None or result.scan != self._scan_id or result.version != state.counters.version:
+            return  # of a selection that was given up
+        self._selection.take(result.records, result.seconds)
+        if self._selection.done:
+            self._selected_at = time.monotonic()
+        else:
+            self._request_scan(state, tx)
+
+    def _forget_selection(self) -> None:
+        self._selection: Selection | None = None
+        self._scan_id = ""
+        self._fresh_since: float | None = None
+        self._selected_at = 0.0
+
+
+async def _forward(inbox: Inbox, queue: asyncio.Queue[list[Entry]]) -> None:
+    while True:
+        if entries := await inbox.read(READ_COUNT):
+            await queue.put(entries)

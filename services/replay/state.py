@@ -1,0 +1,222 @@
+"""Everything replay knows that must outlive it, as it lies in Redis, and the one way to change it.
+
+    replay:state      Counters                     replay:tasks      task id -> Task not answered yet
+    replay:fresh      group id -> FreshGroup       replay:buffer     group id -> Row of a stored group
+    replay:batches    step -> Composed             replay:retired    group id -> Retired
+    replay:evals      round:number -> Outcome      replay:ledger     list of Trained steps, for audits
+
+A change is a transaction: it alters the objects here and queues the same change, the messages it causes and the
+acknowledgement of the entry that caused it, on one MULTI. If that fails in any way the objects are thrown away and
+loaded again, so memory never runs ahead of Redis. An epoch, raised by each replay process at its start, keeps a
+process that was presumed dead from writing.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import redis.asyncio
+
+from services.replay.buffer import Buffer, Row
+from shared import messages, streams
+from shared.events import emit
+from shared.messages import GroupHeader, Task
+from shared.streams import Keys
+from shared.versions import Version
+
+
+class Superseded(RuntimeError):
+    """Another replay process has taken over this run."""
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """Numbers of the run so far; `issued - lost` is what admission compares with its allowance."""
+
+    started: float  # unix seconds
+    step: int = 0  # the next step to be trained
+    version: Version | None = None  # the learner's, None until it says hello
+    issued: int = 0  # training tasks
+    lost: int = 0  # training tasks given up after max_attempts
+    failed: int = 0  # attempts that brought nothing usable
+    duplicates: int = 0  # groups that were there already
+    generated: int = 0  # usable training groups
+    trained: int = 0  # as fresh groups
+    trained_twice: int = 0
+    replayed: int = 0  # uses of stored groups
+    mixed: int = 0  # of the generated
+    evicted: int = 0
+    rejected: int = 0  # refused by the learner, or with other fingerprints
+    inserted: int = 0  # next Row.sequence
+    sampled_tokens: int = 0
+    payload_bytes: int = 0  # written by actors, in all
+    evals: list[int] = []  # rounds issued
+    evals_done: list[int] = []
+    finished: bool = False
+    fingerprints: dict[str, str] = {}
+
+
+class FreshGroup(msgspec.Struct, frozen=True):
+    """A group that has arrived, with the last step it may be trained at."""
+
+    header: GroupHeader
+    due: int
+
+
+class Composed(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was sent, and how it came about; kept until the checkpoint that contains it."""
+
+    step: int
+    replay: list[str]
+    fresh: list[str]
+    stats: dict[str, Any]
+
+
+class Retired(msgspec.Struct, frozen=True):
+    """A group nobody will use again but a learner that resumes before `step` + 1; then its payload is deleted."""
+
+    step: int
+    bytes: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One evaluated question."""
+
+    data_source: str
+    reward: float | None
+    correct: float
+    version_min: Version
+    version_max: Version
+
+
+class State:
+    """The objects, mirrored in Redis. Only a Transaction changes them."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
+        self.tasks: dict[str, Task] = {}
+        self.fresh: dict[str, FreshGroup] = {}
+        self.buffer = Buffer()
+        self.batches: dict[int, Composed] = {}
+        self.retired: dict[str, Retired] = {}
+        self.evals: dict[str, Outcome] = {}
+        self.trained_numbers: set[int] = set()
+
+    @property
+    def payload_bytes(self) -> int:
+        """What the payloads of all groups in Redis take."""
+        fresh = sum(group.header.payload_bytes for group in self.fresh.values())
+        return fresh + int(self.buffer.bytes[self.buffer.slots()].sum()) + sum(r.bytes for r in self.retired.values())
+
+
+class Transaction:
+    """Changes to the state and to Redis that take effect together."""
+
+    def __init__(self, state: State, keys: Keys, pipe: Any) -> None:
+        self.state, self.keys, self.pipe = state, keys, pipe
+
+    def put(self, table: str, field: str, value: Any) -> None:
+        """Set one entry of a table, here and there. Rows go to the buffer by `store` and `restore`."""
+        getattr(self.state, table)[int(field) if table == "batches" else field] = value
+        self.pipe.hset(_table(self.keys, table), field, msgspec.msgpack.encode(value))
+
+    def drop(self, table: str, field: str) -> Any:
+        """Remove one entry of a table and return it."""
+        self.pipe.hdel(_table(self.keys, table), field)
+        return getattr(self.state, table).pop(int(field) if table == "batches" else field)
+
+    def store(self, row: Row) -> None:
+        """Insert a group into the buffer."""
+        self.state.buffer.insert(row)
+        self.save_row(row.id)
+
+    def save_row(self, id: str) -> None:
+        """Make the current columns of a stored group durable."""
+        if id in self.state.buffer:
+            self.pipe.hset(_table(self.keys, "buffer"), id, msgspec.msgpack.encode(self.state.buffer.row(id)))
+
+    def discard(self, id: str) -> Row:
+        """Take a group out of the buffer."""
+        row = self.state.buffer.row(id)
+        self.state.buffer.remove(id)
+        self.pipe.hdel(_table(self.keys, "buffer"), id)
+        return row
+
+    def retire(self, id: str, bytes: int) -> None:
+        """Delete a group's payload once the current step is in a checkpoint."""
+        self.put("retired", id, Retired(self.state.counters.step, bytes))
+
+    def delete_payloads(self, ids: list[str]) -> None:
+        """Delete the token arrays of these groups now."""
+        if ids:
+            self.pipe.unlink(*[key(id) for id in ids for key in (self.keys.payload, self.keys.reference)])
+
+    def send(self, stream: str, message: messages.Message) -> None:
+        """Add a message to a stream."""
+        streams.add(self.pipe, stream, messages.encode(message))
+
+    def ack(self, entry: streams.Entry) -> None:
+        """Acknowledge the entry that caused this."""
+        streams.ack(self.pipe, entry.stream, streams.REPLAY, entry.id)
+
+    def bury(self, entry: streams.Entry, reason: str) -> None:
+        """Keep an unreadable entry as a dead letter and acknowledge it."""
+        streams.bury(self.pipe, self.keys, entry.stream.removeprefix(self.keys.prefix), reason, entry.data)
+        self.ack(entry)
+
+    def note(self, record: dict[str, Any]) -> None:
+        """Append to the ledger."""
+        self.pipe.rpush(_table(self.keys, "ledger"), msgspec.json.encode(record))
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Tell people."""
+        emit(self.pipe, self.keys, kind, **fields)
+
+
+class Store:
+    """Loads the state and opens transactions on it."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
+        self.client, self.keys = client, keys
+        self._epoch = 0
+
+    async def take_over(self) -> int:
+        """Become the one replay process that may write; returns this life's number."""
+        self._epoch = int(await self.client.incr(_table(self.keys, "epoch")))
+        return self._epoch
+
+    async def load(self, now: float) -> State:
+        """The state as the last transaction left it; a new one on an empty server."""
+        saved = await self.client.get(_table(self.keys, "state"))
+        state = State(msgspec.json.decode(saved, type=Counters) if saved else Counters(started=now))
+        state.tasks = await self._read("tasks", Task)
+        state.fresh = await self._read("fresh", FreshGroup)
+        state.buffer = Buffer((await self._read("buffer", Row)).values())
+        state.batches = {int(step): batch for step, batch in (await self._read("batches", Composed)).items()}
+        state.retired = await self._read("retired", Retired)
+        state.evals = await self._read("evals", Outcome)
+        for line in await self.client.lrange(_table(self.keys, "ledger"), 0, -1):
+            state.trained_numbers.update(msgspec.json.decode(line)["fresh_numbers"])
+        return state
+
+    @asynccontextmanager
+    async def transaction(self, state: State) -> AsyncIterator[Transaction]:
+        """Everything in the block, or nothing. Raises Superseded, or a RedisError: then the state must be loaded again."""
+        async with self.client.pipeline(transaction=True) as pipe:
+            epoch = _table(self.keys, "epoch")
+            await pipe.watch(epoch)
+            if int(await pipe.get(epoch) or 0) != self._epoch:
+                raise Superseded("another replay process has taken over this run: this one leaves.")
+            pipe.multi()
+            yield Transaction(state, self.keys, pipe)
+            pipe.set(_table(self.keys, "state"), msgspec.json.encode(state.counters))
+            await pipe.execute()
+
+    async def _read(self, table: str, kind: Any) -> dict[str, Any]:
+        decoder = msgspec.msgpack.Decoder(kind)
+        saved = await self.client.hgetall(_table(self.keys, table))
+        return {field.decode(): decoder.decode(value) for field, value in saved.items()}
+
+
+def _table(keys: Keys, name: str) -> str:
+    return f"{keys.prefix}replay:{name}"

@@ -1,0 +1,89 @@
+"""The numbers of one step, for people: how the batch came about, and what the learner said of it."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from services.replay.buffer import Row
+from services.replay.selection import Selection
+from services.replay.state import Composed, State
+from shared.config import Config
+from shared.messages import GroupHeader, Trained
+
+WHAT_IF_FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+
+
+def batch_stats(
+    step: int, tau: float, selection: Selection, replay: list[Row], fresh: list[GroupHeader], exposed_s: float
+) -> dict[str, Any]:
+    """Statistics of a batch at the moment it is sent. Rewards, lags and tokens are those of the fresh groups.
+
+    exposed_s: how long the batch waited for the scan alone, in seconds.
+    """
+    scored = [(r, c) for h in fresh for r, c in zip(h.rewards, h.correct, strict=True) if r is not None]
+    lags = [step - h.version_min.number for h in fresh]
+    ages = [step - row.step for row in replay]
+    measured = [selection.refreshed[row.id] for row in replay if row.id in selection.refreshed]
+    drifts = [record.drift for record in selection.refreshed.values()]
+    return {
+        "fresh_groups": len(fresh),
+        "replay_groups": len(replay),
+        "scanned": selection.scanned,
+        "accepted": len(selection.accepted),
+        "acceptance": len(selection.accepted) / selection.scanned if selection.scanned else None,
+        "ages": ages,
+        "age_mean": _mean(ages),
+        "lag_mean": _mean(lags),
+        "lag_max": max(lags),
+        "headroom_mean": _mean([record.headroom for record in measured]),
+        "drift_mean": _mean([record.drift for record in measured]),
+        "what_if_tau": what_if_tau(drifts, tau),
+        "reward_mean": _mean([reward for reward, _ in scored]),
+        "correct_share": _mean([correct for _, correct in scored]),
+        "mixed_groups": sum(h.mixed for h in fresh),
+        "unscored": sum(len(h.rewards) for h in fresh) - len(scored),
+        "tokens_sampled": sum(sum(h.sampled_tokens) for h in fresh),
+        "searches_mean": _mean([searches for h in fresh for searches in h.searches]),
+        "truncated_share": _mean([status == "truncated" for h in fresh for status in h.statuses]),
+        "generation_s_mean": _mean([h.seconds for h in fresh]),
+        "selection_ms": 1000 * selection.seconds,
+        "scan_s": selection.scan_seconds,
+        "scan_exposed_s": min(exposed_s, selection.scan_seconds),
+        "scan_hidden_s": max(0.0, selection.scan_seconds - exposed_s),
+    }
+
+
+def step_event(config: Config, state: State, batch: Composed, done: Trained, seconds: float) -> dict[str, Any]:
+    """The `step` record: one line of metrics.jsonl."""
+    c = state.counters
+    return {
+        "step": done.step,
+        "steps": config.run.steps,
+        "version": done.version,
+        "seconds": seconds,
+        **batch.stats,
+        "em": batch.stats["correct_share"],
+        "tokens_per_s": batch.stats["tokens_sampled"] / seconds if seconds > 0 else None,
+        "buffer_groups": len(state.buffer),
+        "groups_generated": c.generated,
+        "groups_trained": c.trained,
+        "groups_replayed": c.replayed,
+        "groups_lost": c.lost,
+        "groups_failed": c.failed,
+        "groups_rejected": c.rejected,
+        "groups_trained_twice": c.trained_twice,
+        "payload_bytes_in": c.payload_bytes,
+        "elapsed_s": time.time() - c.started,
+        "learner": done.metrics,
+    }
+
+
+def what_if_tau(drifts: list[float], tau: float) -> dict[str, float]:
+    """The acceptance other gates would have had on the groups that were scanned, by multiple of tau."""
+    values = np.asarray(drifts)
+    return {f"{factor:g}": float((values <= factor * tau).mean()) for factor in WHAT_IF_FACTORS if len(values)}
+
+
+def _mean(values: list) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,59 @@
+"""Tasks from prompts: which question is task n, with which seed, as a pure function of the run's seed and n.
+
+The n-th training task asks the question at place n of an endless series of shuffled epochs, so the cursor is the
+number of issued tasks; a failed task is issued again under its own number, so no question is skipped over a restart.
+"""
+
+from shared.config import Config
+from shared.messages import EVAL, TRAIN, Task
+from shared.prompts import Example, PromptSource, order
+from shared.seeds import derive
+
+_KIND_SEED = {TRAIN: 0, EVAL: 1}
+QUESTION = "question"  # the role of a bare question, which the actor wraps by env.prompt
+
+
+def train_task(config: Config, prompts: PromptSource, number: int, attempt: int, min_version: int) -> Task:
+    """The training task of this number."""
+    index = order(config.run.seed, len(prompts), number) if config.data.shuffle else number % len(prompts)
+    return Task(
+        id=f"t{number:08d}",
+        kind=TRAIN,
+        number=number,
+        attempt=attempt,
+        seed=attempt_seed(config, TRAIN, number, attempt),
+        group_size=config.rollout.group_size,
+        temperature=config.rollout.temperature,
+        min_version=min_version,
+        **_prompt(prompts[index]),
+    )
+
+
+def eval_task(config: Config, prompts: PromptSource, round: int, number: int, attempt: int) -> Task:
+    """Question `number` of the evaluation of version `round`; the same seeds in every round."""
+    return Task(
+        id=f"e{round:08d}-{number:06d}",
+        kind=EVAL,
+        number=number,
+        attempt=attempt,
+        seed=attempt_seed(config, EVAL, number, attempt),
+        group_size=config.eval.samples,
+        temperature=config.eval.temperature,
+        min_version=round,
+        round=round,
+        **_prompt(prompts[number]),
+    )
+
+
+def attempt_seed(config: Config, kind: str, number: int, attempt: int) -> int:
+    """The seed of one attempt at one task."""
+    return derive(config.run.seed, _KIND_SEED[kind], number, attempt)
+
+
+def _prompt(example: Example) -> dict:
+    messages = example.messages or [{"role": QUESTION, "content": example.question}]
+    return {
+        "data_source": example.data_source,
+        "messages": [{"role": m["role"], "content": m["content"]} for m in messages],
+        "ground_truth": list(example.ground_truth),
+    }

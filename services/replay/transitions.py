@@ -1,0 +1,221 @@
+"""What each event does to the state: one function per event, each part of one transaction.
+
+Read `batch_composed` and `step_trained` with method.md section 3 beside them: batch, update, append, evict, in this
+order.
+"""
+
+import logging
+import time
+
+import msgspec
+
+from services.replay import evaluation
+from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
+from services.replay.buffer import Row
+from services.replay.selection import Selection, whole_units
+from services.replay.state import Composed, FreshGroup, State, Transaction
+from services.replay.stats import batch_stats, step_event
+from services.replay.tasks import attempt_seed, train_task
+from shared.config import Config
+from shared.messages import EVAL, TRAIN, Batch, Checkpointed, Finish, GroupHeader, Hello, Record, Task, Trained
+from shared.prompts import PromptSource
+
+log = logging.getLogger("headrace.replay")
+
+
+def learner_said_hello(state: State, tx: Transaction, hello: Hello) -> None:
+    """A learner is up. Its version may be older than what was trained: then it trains the batches it kept again."""
+    c = state.counters
+    if c.version is not None:
+        tx.event("resumed", version=hello.version, step=c.step)
+    if hello.version.number > c.step:
+        text = f"the learner is at step {hello.version.number}, replay was at {c.step}: going on from the learner's."
+        tx.event("warning", text=text)
+        c.step = hello.version.number
+        c.issued = max(c.issued, c.step * max(1, c.issued // max(c.step, 1)))
+    c.version = hello.version
+
+
+def issue_tasks(
+    config: Config, state: State, tx: Transaction, train: PromptSource, held_out: PromptSource | None
+) -> None:
+    """Start what admission allows: an evaluation that is due first, then training tasks."""
+    c = state.counters
+    for task in evaluation.start_round(config, state, tx, held_out, c.step):
+        _send(tx, task)
+    if state.payload_bytes > config.replay.max_bytes:
+        return
+    room = tasks_to_issue(c.issued, c.lost, c.step, config.learner.batch, config.replay.max_lag, config.run.steps)
+    for _ in range(room):
+        _send(tx, train_task(config, train, c.issued, attempt=0, min_version=c.step))
+        c.issued += 1
+
+
+def group_arrived(config: Config, state: State, tx: Transaction, header: GroupHeader) -> None:
+    """File a group under fresh, an evaluation's answer with its round, a failure as another attempt or a loss."""
+    c = state.counters
+    task = state.tasks.get(header.id)
+    if task is None:  # answered before
+        c.duplicates += 1
+        if header.id not in state.fresh and header.id not in state.buffer and header.id not in state.retired:
+            tx.delete_payloads([header.id])
+    elif not header.usable:
+        _attempt_failed(config, state, tx, task, header)
+    elif header.kind == EVAL:
+        tx.drop("tasks", header.id)
+        evaluation.answered(state, tx, header)
+    else:
+        tx.drop("tasks", header.id)
+        _check_fingerprints(state, tx, header)
+        c.generated += 1
+        c.mixed += header.mixed
+        c.sampled_tokens += sum(header.sampled_tokens)
+        c.payload_bytes += header.payload_bytes
+        tx.put("fresh", header.id, FreshGroup(header, due=task.min_version + config.replay.max_lag))
+
+
+def fresh_for_step(config: Config, state: State) -> list[str] | None:
+    """The fresh groups the next step takes, or None while it must wait."""
+    arrived = [Fresh(group.due, group.header.number, id) for id, group in state.fresh.items()]
+    running = [t.min_version + config.replay.max_lag for t in state.tasks.values() if t.kind == TRAIN]
+    chosen = choose_fresh(arrived, running, state.counters.step, config.learner.batch)
+    return None if chosen is None else [fresh.id for fresh in chosen]
+
+
+def batch_composed(
+    config: Config, state: State, tx: Transaction, selection: Selection, fresh: list[str], exposed_s: float
+) -> None:
+    """Send [replay ; fresh], and cache the Headroom and Drift that the scan measured."""
+    step = state.counters.step
+    replay = whole_units(selection.accepted, config.replay.unit)
+    rows = [state.buffer.row(id) for id in replay]
+    headers = [state.fresh[id].header for id in fresh]
+    stats = batch_stats(step, config.replay.tau, selection, rows, headers, exposed_s)
+    for id, record in selection.refreshed.items():
+        state.buffer.refresh(id, record.headroom, record.drift)
+    for id in replay:
+        state.buffer.count_use(id)
+    for id in {*selection.refreshed, *replay}:
+        tx.save_row(id)
+    for id in selection.unusable:
+        tx.retire(id, tx.discard(id).bytes)
+        state.counters.rejected += 1
+    tx.put("batches", str(step), Composed(step=step, replay=replay, fresh=fresh, stats=stats))
+    tx.send(tx.keys.work, Batch(step=step, replay=replay, fresh=fresh))
+
+
+def step_trained(config: Config, state: State, tx: Transaction, done: Trained, keeps: bool, seconds: float) -> None:
+    """Update the scores, append the step's mixed groups, evict the oldest.
+
+    keeps: whether the policy stores groups at all; seconds: since the step before was trained.
+    """
+    c = state.counters
+    if c.version is None or done.version.lineage != c.version.lineage:
+        return  # said by a learner that has been replaced
+    c.version = done.version
+    if done.step != c.step:
+        return  # trained again after a resume: its effects are here already
+    batch = state.batches[done.step]
+    records = {record.id: record for record in done.records}
+    if config.replay.free_refresh:
+        for id in batch.replay:
+            if record := records.get(id):
+                state.buffer.refresh(id, record.headroom, record.drift)
+                tx.save_row(id)
+    headers = {id: tx.drop("fresh", id).header for id in batch.fresh}
+    for id, header in headers.items():
+        if keeps and header.mixed and id not in done.rejected:
+            tx.store(_row(c.inserted, done.step, header, records.get(id)))
+            c.inserted += 1
+        else:
+            tx.retire(id, header.payload_bytes)
+    for id in state.buffer.over_capacity(config.replay.capacity):
+        tx.retire(id, tx.discard(id).bytes)
+        c.evicted += 1
+    _count(state, tx, batch, headers, done)
+    c.step = done.step + 1
+    tx.event("step", **step_event(config, state, batch, done, seconds))
+
+
+def checkpoint_written(state: State, tx: Transaction, saved: Checkpointed) -> None:
+    """Steps below `saved.step` are durable: what only they needed can go."""
+    gone = [id for id, retired in state.retired.items() if retired.step < saved.step]
+    for id in gone:
+        tx.drop("retired", id)
+    tx.delete_payloads(gone)
+    for step in [step for step in state.batches if step < min(saved.step, state.counters.step)]:
+        tx.drop("batches", str(step))
+
+
+def run_finished(state: State, tx: Transaction) -> None:
+    """The last step is trained and the last evaluation is in: let the learner and the people know, once."""
+    state.counters.finished = True
+    tx.send(tx.keys.work, Finish())
+    tx.event("finished", step=state.counters.step, elapsed_s=time.time() - state.counters.started)
+
+
+def _send(tx: Transaction, task: Task) -> None:
+    tx.put("tasks", task.id, task)
+    tx.send(tx.keys.tasks, task)
+
+
+def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, header: GroupHeader) -> None:
+    c = state.counters
+    if header.attempt != task.attempt:
+        return  # an attempt that has been replaced already
+    c.failed += 1
+    log.warning("task %s, attempt %d: %s", task.id, task.attempt + 1, header.failure)
+    attempt = task.attempt + 1
+    if attempt < config.replay.max_attempts:
+        version = c.step if task.kind == TRAIN else task.min_version
+        seed = attempt_seed(config, task.kind, task.number, attempt)
+        _send(tx, msgspec.structs.replace(task, attempt=attempt, seed=seed, min_version=version))
+        return
+    tx.drop("tasks", task.id)
+    tx.event("warning", text=f"task {task.id} was given up after {attempt} attempts: {header.failure}")
+    if task.kind == EVAL:
+        evaluation.given_up(state, tx, task, header)
+    else:
+        c.lost += 1
+
+
+def _check_fingerprints(state: State, tx: Transaction, header: GroupHeader) -> None:
+    """Drop what was made under another tokenizer, template, reward or index (method.md, section 8)."""
+    c = state.counters
+    if c.fingerprints and header.fingerprints != c.fingerprints:
+        changed = sorted(k for k in header.fingerprints if header.fingerprints[k] != c.fingerprints.get(k))
+        dropped = [row.id for row in state.buffer]
+        for id in dropped:
+            tx.retire(id, tx.discard(id).bytes)
+        c.rejected += len(dropped)
+        tx.event("warning", text=f"{', '.join(changed)} changed: {len(dropped)} stored groups were dropped.")
+    c.fingerprints = header.fingerprints
+
+
+def _row(sequence: int, step: int, header: GroupHeader, record: Record | None) -> Row:
+    reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
+    return Row(
+        id=header.id,
+        sequence=sequence,
+        step=step,
+        headroom_ref=reference,
+        headroom=reference,
+        drift=float("nan"),
+        uses=0,
+        tokens=sum(header.sampled_tokens),
+        bytes=header.payload_bytes,
+    )
+
+
+def _count(state: State, tx: Transaction, batch: Composed, headers: dict[str, GroupHeader], done: Trained) -> None:
+    c = state.counters
+    numbers = [h.number for h in headers.values()]
+    c.trained_twice += sum(n in state.trained_numbers for n in numbers)
+    state.trained_numbers.update(numbers)
+    c.trained += len(numbers)
+    c.replayed += len(batch.replay)
+    c.rejected += len(done.rejected)
+    tx.note(
+        {"step": done.step, "version": done.version, "time": time.time()}
+        | {"fresh": batch.fresh, "fresh_numbers": numbers, "replay": batch.replay, "rejected": done.rejected}
+    )

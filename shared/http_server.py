@@ -1,0 +1,34 @@
+"""An HTTP server inside a service's event loop: the socket is bound first, and signals stay the service's own."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from shared.errors import UserError
+
+
+def listen(host: str, port: int, setting: str) -> socket.socket:
+    """A listening socket; port 0 takes any free one. UserError names `setting` where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{host}:{port} cannot be opened ({reason}): free it, or set {setting}.") from None
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn that leaves SIGINT and SIGTERM to whoever runs the loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+async def serve_http(app: Any, sock: socket.socket) -> None:
+    """Answer requests until cancelled."""
+    await HttpServer(uvicorn.Config(app, log_level="warning", access_log=False)).serve(sockets=[sock])
