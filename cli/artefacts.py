@@ -1,0 +1,42 @@
+"""What a run leaves behind for a person: summary.json, samples.md, curves.png, and a link to the final checkpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cli.recorder import EVENTS, read_records
+from cli.samples import as_markdown
+from cli.summary import summarise
+
+SUMMARY, CURVES, SAMPLES, FINAL = "summary.json", "curves.png", "samples.md", "final"
+
+
+def write(run_dir: Path, pictures: bool) -> dict[str, Any]:
+    """Write all that the recorded events allow; returns the summary. `pictures`: curves too, which take a second."""
+    records = read_records(run_dir / EVENTS)
+    summary = summarise(records)
+    (run_dir / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    (run_dir / SAMPLES).write_text(as_markdown(records))
+    link_final(run_dir)
+    if pictures:
+        from cli.curves import draw
+
+        draw(records, run_dir / CURVES, run_dir.name)
+    return summary
+
+
+def link_final(run_dir: Path) -> Path | None:
+    """Point `final` at the newest checkpoint; None where there is none."""
+    steps = {}
+    for folder in (run_dir / "checkpoints").glob("step_*"):
+        number = folder.name.removeprefix("step_")
+        if number.isdigit():
+            steps[int(number)] = folder
+    if not steps:
+        return None
+    newest = steps[max(steps)]
+    aside = run_dir / ".final"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(newest.relative_to(run_dir))
+    aside.replace(run_dir / FINAL)
+    return newest

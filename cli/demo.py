@@ -1,0 +1,68 @@
+"""`headrace demo`: train a small search agent on this machine and show what it learned.
+
+The world of examples/atlas is invented, so the policy cannot know it: it has to search. Before training it answers
+about a third of the held-out questions; the demo trains it for a few minutes and asks the same questions again.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+EPILOG = """examples:
+  headrace demo                                  the whole thing; the files are in runs/atlas-001
+  headrace demo --steps 20 --actor.count 1       shorter, with one actor
+  headrace demo --replay.policy none             plain GRPO, to compare with
+"""
+EXAMPLE = "atlas"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `demo` to the subparsers of the `headrace` command."""
+    demo = subparsers.add_parser(
+        "demo",
+        help="train a small search agent here",
+        usage="headrace demo [--name NAME] [--steps N] [--section.key VALUE ...]",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    demo.add_argument("--name", metavar="NAME", help="the run's name; by default the next free atlas-NNN")
+    demo.add_argument("--steps", metavar="N", help="training steps")
+    demo.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the example, then show one question before and after."""
+    from cli import ending, up
+    from cli.plan import PACKAGE_ROOT
+    from cli.preflight import Preflight
+    from shared.errors import UserError
+
+    example = PACKAGE_ROOT / "examples" / f"{EXAMPLE}.toml"
+    if not example.is_file():
+        raise UserError(
+            f"the demo's configuration {example} is missing: run the demo from a checkout of the repository."
+        )
+    defaults = ["--search.port", "0", "--replay.port", "0"]
+    if not any(word.startswith("--run.name") for word in args.overrides):
+        defaults += ["--run.name", args.name or free_name(Path("runs"))]
+    if args.steps:
+        defaults += ["--run.steps", args.steps]
+    config = up.resolve(str(example), None, defaults + args.overrides)
+    Preflight(config).check()
+    print(
+        f"Training in {ending.shorten(config.run_dir)}; Ctrl-C stops it and leaves a run that can be resumed.",
+        flush=True,
+    )
+    status = up.launch(config)
+    if status == 0:
+        ending.print_samples(config.run_dir)
+    return status
+
+
+def free_name(root: Path) -> str:
+    """The first atlas-NNN that is not a folder below `root`."""
+    number = 1
+    while (root / f"{EXAMPLE}-{number:03}").exists():
+        number += 1
+    return f"{EXAMPLE}-{number:03}"

@@ -1,0 +1,130 @@
+"""The last thing on the screen: what a run came to, and where its files are."""
+
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cli import artefacts, samples
+from cli.progress import DASH, clock, gib, number, percent
+from cli.recorder import EVENTS, METRICS, read_records
+
+
+def print_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """The summary of a run that has finished."""
+    Console().print(summary_table(run_dir, summary))
+
+
+def print_stopped(run_dir: Path, stop_seconds: float) -> None:
+    """What to do with a run that was stopped."""
+    shown = shorten(run_dir)
+    print(f"Stopped, every process is gone after {stop_seconds:.1f} s. Go on with: headrace up --resume {shown}")
+
+
+def print_samples(run_dir: Path) -> None:
+    """One held-out question before and after: one that was learned, where there is one."""
+    pairs = samples.before_and_after(read_records(run_dir / EVENTS))
+    learned = [p for p in pairs if p[1].get("correct") and not p[0].get("correct")]
+    for before, after in (learned or pairs)[:1]:
+        console = Console()
+        for title, rollout in (("before", before), ("after", after)):
+            head = f"{title}: {samples.verdict(rollout)}"
+            style = "green" if rollout.get("correct") else "red"
+            console.print(
+                Panel(Text(str(rollout.get("text", "")).strip()), title=head, border_style=style, box=box.ROUNDED)
+            )
+
+
+def summary_table(run_dir: Path, s: dict[str, Any]) -> Table:
+    """The figures that matter, in the order in which one asks for them."""
+    title = f"{run_dir.name}: {s['steps']} steps in {clock(s['seconds'])}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_header=False, title_style="bold", title_justify="left")
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in _rows(s):
+        table.add_row(name, value)
+    table.add_section()
+    for name, file in _files(run_dir):
+        table.add_row(name, shorten(file))
+    return table
+
+
+def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
+    parts = s["learner_seconds"]
+    restarts = f", {s['restarts']} restarts" if s["restarts"] else ""
+    return [
+        ("EM on held-out questions", _change(s["em_first"], s["em_last"])),
+        ("mean reward in training", f"{number(s['reward_first'])} → {number(s['reward_last'])}"),
+        (
+            "groups",
+            f"{_whole(s['groups_generated'])} generated, {_whole(s['groups_trained'])} trained fresh, "
+            f"{_whole(s['groups_replayed'])} replayed, {_whole(s['groups_lost'])} lost, "
+            f"{_whole(s['groups_trained_twice'])} trained twice",
+        ),
+        (
+            "learner idle share",
+            f"{percent(s['learner_idle_share'])} (training {parts['training']:.0f} s, "
+            f"waiting {parts['waiting_for_groups']:.0f} s, publishing {parts['publishing']:.0f} s)",
+        ),
+        (
+            "acceptance of scanned groups",
+            f"{percent(s['acceptance'])}, replayed at age {number(s['replay_age_mean'], 1)}",
+        ),
+        ("lag of fresh groups", f"mean {number(s['lag_mean'], 2)}, at most {_whole(s['lag_max'])}"),
+        ("drift of replayed groups", f"KL {_small(s['replay_kl'])}, engine gap {_small(s['engine_gap'])}"),
+        (
+            "scanning",
+            f"{s['scan_seconds_hidden']:.1f} s hidden, {s['scan_seconds_exposed']:.1f} s exposed; "
+            f"selection p99 {number(s['selection_ms_p99'], 2)} ms",
+        ),
+        ("publish to swap", f"{number(s['publish_to_swap_ms_p50'], 0)} ms (median)"),
+        ("sampled", f"{_whole(s['tokens_sampled'])} tokens, {number(s['tokens_per_s'], 0)} a second"),
+        (
+            "payload per group",
+            f"{_bytes(s['payload_bytes_in_per_group'])} in, {_bytes(s['payload_bytes_out_per_group'])} out",
+        ),
+        ("peak memory, all processes", f"{_bytes(s['peak_memory_bytes'])} ({s['peak_memory_kind'] or DASH}){restarts}"),
+    ]
+
+
+def _files(run_dir: Path) -> list[tuple[str, Path]]:
+    names = [
+        ("figures", artefacts.SUMMARY),
+        ("curves", artefacts.CURVES),
+        ("steps", METRICS),
+        ("sample rollouts", artefacts.SAMPLES),
+        ("final checkpoint", artefacts.FINAL),
+    ]
+    return [(name, run_dir / file) for name, file in names if (run_dir / file).exists()]
+
+
+def shorten(path: Path) -> str:
+    """Relative to the working directory where it lies below it."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _change(first: float | None, last: float | None) -> str:
+    if first is None or last is None:
+        return DASH
+    return f"{100 * first:.1f} → {100 * last:.1f} % ({100 * (last - first):+.1f} points)"
+
+
+def _whole(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def _small(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2g}"
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return DASH
+    return f"{value / 1024:.1f} KiB" if value < 2**20 else gib(value)

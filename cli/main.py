@@ -1,0 +1,83 @@
+"""The `headrace` command. Each subcommand is a module of its own, imported only when it is called."""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+USAGE = """headrace: asynchronous GRPO in which replay is a service
+
+  headrace demo                      train a small search agent here, in a few minutes, and see it learn
+  headrace up CONFIG.toml            run a configuration on this machine; --resume RUN_DIR continues one
+  headrace status [RUN_DIR]          what a running system is doing
+  headrace doctor                    what this machine can run, and what is missing
+  headrace index build CORPUS OUT    build a retrieval index over a file of passages
+  headrace config                    every setting with its default and meaning
+
+A run is one TOML file. Any setting can be changed on the command line or in the environment:
+
+  headrace up run.toml --learner.lr 2e-6 --replay.tau .02
+  HEADRACE_LEARNER__LR=2e-6 headrace up run.toml
+
+`headrace COMMAND --help` says more. Start with `headrace demo`, then read runs/<name>/samples.md.
+"""
+
+COMMANDS = {
+    "up": "cli.up",
+    "demo": "cli.demo",
+    "status": "cli.status",
+    "doctor": "cli.doctor",
+    "index": "cli.index",
+    "config": "cli.config",
+}
+TAKES_OVERRIDES = {"up", "demo"}
+STOPPED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, 2 for a mistake of the user, 130 after Ctrl-C."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"headrace {version('headrace')}")
+        return 0
+    if words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"the commands are {', '.join(COMMANDS)}."
+        print(f"headrace: there is no command '{words[0]}'; {hint}", file=sys.stderr)
+        return 2
+    return _call(words)
+
+
+def _call(words: list[str]) -> int:
+    from cli.overrides import split_overrides
+    from shared.errors import UserError
+
+    command = words[0]
+    overrides: list[str] = []
+    if command in TAKES_OVERRIDES:
+        words, overrides = split_overrides(words)
+    parser = argparse.ArgumentParser(prog="headrace", allow_abbrev=False)
+    importlib.import_module(COMMANDS[command]).add_parser(parser.add_subparsers(dest="command"))
+    args = parser.parse_args(words)
+    args.overrides = overrides
+    try:
+        return args.run(args)
+    except UserError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return STOPPED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

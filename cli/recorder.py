@@ -1,0 +1,94 @@
+"""The run's events, kept on disk while it runs.
+
+    <run>/events.jsonl    every event in order, with its stream id; grows over all sessions of a run
+    <run>/metrics.jsonl   the "step" events alone, one line per step. A step that is trained again (after a crash, in a
+                          later lineage) replaces its line and what came after it, which is void
+
+The stream in Redis is bounded; these files are not. A resumed run reads on behind the last stored id. Records that the
+command itself writes (session, ready, memory) have no id.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
+BEGINNING = "0-0"
+STREAM_ID = "stream_id"
+
+
+class Recorder:
+    """Appends to both files; reading back gives the same records."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.events_path, self.metrics_path = run_dir / EVENTS, run_dir / METRICS
+        self.records = read_records(self.events_path)
+        stored = [r[STREAM_ID] for r in self.records if STREAM_ID in r]
+        self.last_id: str = stored[-1] if stored else BEGINNING
+        self._last_step = max((r["step"] for r in read_records(self.metrics_path)), default=-1)
+        _end_with_newline(self.events_path)
+        _end_with_newline(self.metrics_path)
+        self._events = self.events_path.open("a")
+
+    def add(self, id: bytes, record: dict[str, Any]) -> None:
+        """Store an event of the stream."""
+        self.last_id = id.decode()
+        self._write({STREAM_ID: self.last_id, **record})
+        if record["kind"] == "step":
+            self._add_step(record)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Store a record of the command's own."""
+        self._write({"kind": kind, "time": time.time(), **fields})
+
+    def close(self) -> None:
+        """Both files are complete."""
+        self._events.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        self._events.write(json.dumps(record) + "\n")
+        self._events.flush()
+
+    def _add_step(self, record: dict[str, Any]) -> None:
+        step = record["step"]
+        if step <= self._last_step:
+            before = [r for r in read_records(self.metrics_path) if r["step"] < step]
+            _replace(self.metrics_path, before)
+        with self.metrics_path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        self._last_step = step
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a file; a line that a crash cut off is left out."""
+    if not path.is_file():
+        return []
+    return [record for line in path.read_text().splitlines() if (record := _parsed(line)) is not None]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
+
+
+def _replace(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    aside = path.with_suffix(".new")
+    with aside.open("w") as file:
+        file.writelines(json.dumps(r) + "\n" for r in records)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def _end_with_newline(path: Path) -> None:
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb+") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")

@@ -1,0 +1,57 @@
+"""Every setting with its default and its meaning, read from the place where they are defined."""
+
+import inspect
+import io
+import tokenize
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from shared import settings
+from shared.config import Config
+
+
+def print_settings() -> None:
+    """Print all sections as a TOML file that could be loaded."""
+    comments = _comments()
+    print("# Every setting with its default. In a file as below; on the command line --section.key VALUE;")
+    print("# in the environment HEADRACE_SECTION__KEY.")
+    for name, section in sections():
+        print(f"\n# {(inspect.getdoc(section) or '').splitlines()[0]}\n[{name}]")
+        for line in _section_lines(section, comments):
+            print(line)
+
+
+def sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """(name, class) of every section."""
+    for name, field in Config.model_fields.items():
+        assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        yield name, field.annotation
+
+
+def _section_lines(section: type[BaseModel], comments: dict[str, str]) -> list[str]:
+    lines = []
+    for key, field in section.model_fields.items():
+        default = str(field.default).lower() if isinstance(field.default, bool) else _toml(field.default)
+        comment = comments.get(f"{section.__name__}.{key}", "")
+        lines.append(f"{f'{key} = {default}':<40}  # {comment}" if comment else f"{key} = {default}")
+    return lines
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _comments() -> dict[str, str]:
+    """Class.field -> the comment at the end of its line in shared/settings.py."""
+    found: dict[str, str] = {}
+    current, field = "", ""
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(settings)).readline):
+        words = token.line.split()
+        if token.type == tokenize.NAME and token.string == "class":
+            current = words[1].partition("(")[0]
+        elif token.type == tokenize.NAME and token.start[1] == 4 and token.line.lstrip().startswith(f"{token.string}:"):
+            field = token.string
+        elif token.type == tokenize.COMMENT and token.start[1] > 4:
+            found[f"{current}.{field}"] = token.string.lstrip("# ")
+    return found

@@ -1,0 +1,162 @@
+"""`headrace status`: what a running system is doing, read from its Redis."""
+
+import argparse
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EPILOG = """examples:
+  headrace status                                         the newest run under ./runs
+  headrace status runs/atlas-001 --json                   that run, for a program
+  headrace status --redis redis://host:6379/0 --run exp7  a run of another machine; the password of the
+                                                          address may also come in HEADRACE_REDIS__URL
+"""
+EVENTS_SHOWN = 6
+EVENTS_READ = 200
+HEARTBEAT_LIFE_S = 10.0
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `status` to the subparsers of the `headrace` command."""
+    status = subparsers.add_parser(
+        "status",
+        help="what a running system is doing",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    status.add_argument(
+        "run_dir", nargs="?", metavar="RUN_DIR", help="the run's folder; by default the newest under ./runs"
+    )
+    status.add_argument("--redis", metavar="URL", help="the address of Redis, where the run is on another machine")
+    status.add_argument("--run", metavar="NAME", dest="run_name", help="the run's name, with --redis")
+    status.add_argument("--json", action="store_true", help="print everything as JSON")
+    status.set_defaults(run=run)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A run and the address of its Redis."""
+
+    name: str
+    url: str
+    shown: str  # how to speak of it
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the state; 0 where the run is there, 1 where nothing runs."""
+    import redis
+
+    from shared.errors import UserError
+    from shared.redis_client import wait_until_up
+
+    target = find_target(args)
+    try:
+        wait_until_up(target.url, 1.0)
+        with redis.Redis.from_url(target.url, socket_timeout=5.0) as client:
+            state = read_state(client, target.name)
+    except UserError as error:
+        if "did not answer" not in str(error):
+            raise
+        return _say_nothing_runs(target, args.json)
+    if args.json:
+        print(json.dumps({"running": True, **state}, indent=1))
+    else:
+        from cli.status_table import print_state
+
+        print_state(target.shown, state)
+    return 0
+
+
+def find_target(args: argparse.Namespace) -> Target:
+    """Which run is meant. UserError where there is none, or its address is not known."""
+    from cli.local_redis import stored_url
+    from shared.config import load
+    from shared.errors import UserError
+
+    given = args.redis or os.environ.get("HEADRACE_REDIS__URL")
+    if args.redis and not args.run_dir:
+        if not args.run_name:
+            raise UserError("--redis needs --run NAME, the run whose keys are meant.")
+        return Target(args.run_name, args.redis, args.run_name)
+    folder = Path(args.run_dir) if args.run_dir else newest_run(Path("runs"))
+    if not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} is not the folder of a run: it holds no config.toml.")
+    config = load(folder / "config.toml", environ={})
+    url = stored_url(folder) if not config.redis.url else given or config.redis.url
+    if url is None:
+        raise UserError(f"the run in {folder} was never started: `headrace up --resume {folder}` starts it.")
+    return Target(config.run.name, url, str(folder))
+
+
+def newest_run(root: Path) -> Path:
+    """The folder below `root` whose run was touched last."""
+    from shared.errors import UserError
+
+    found = [p.parent for p in root.glob("*/config.toml")]
+    if not found:
+        raise UserError(f"there is no run under {root.absolute()}: name its folder, or start one with `headrace demo`.")
+    return max(found, key=lambda folder: max(f.stat().st_mtime for f in folder.iterdir()))
+
+
+def read_state(client: Any, run_name: str) -> dict[str, Any]:
+    """Everything that is shown, as plain data."""
+    from shared import events
+    from shared.messages import WeightsNotice, decode
+    from shared.streams import ACTORS, LEARNER, REPLAY, Keys
+
+    keys = Keys(run_name)
+    groups = {"tasks": ACTORS, "groups": REPLAY, "work": LEARNER, "results": REPLAY}
+    streams = {name: _stream(client, getattr(keys, name), group) for name, group in groups.items()}
+    newest = client.xrevrange(keys.weights, count=1)
+    recent = [record for _, record in reversed(events.parse(client.xrevrange(keys.events, count=EVENTS_READ)))]
+    replay = client.get(f"{keys.prefix}replay:state")
+    return {
+        "run": run_name,
+        "version": str(decode(newest[0][1][b"m"], WeightsNotice).version) if newest else None,
+        "step": next((e for e in reversed(recent) if e["kind"] == "step"), None),
+        "eval": next((e for e in reversed(recent) if e["kind"] == "eval"), None),
+        "finished": any(e["kind"] == "finished" for e in recent),
+        "actors": _actors(client, keys),
+        "streams": streams,
+        "dead_letters": client.xlen(keys.dead),
+        "replay": json.loads(replay) if replay else None,
+        "redis_memory_bytes": client.info("memory")["used_memory"],
+        "events": [e for e in recent if e["kind"] not in ("rollout", "step")][-EVENTS_SHOWN:],
+    }
+
+
+def _stream(client: Any, key: str, group: str) -> dict[str, int]:
+    import redis
+
+    length = client.xlen(key)
+    try:
+        pending = client.xpending(key, group)["pending"]
+    except redis.ResponseError:  # no such group yet
+        pending = 0
+    return {"length": length, "pending": pending}
+
+
+def _actors(client: Any, keys: Any) -> list[dict[str, Any]]:
+    found = []
+    for id in sorted(client.smembers(keys.actors)):
+        name = id.decode()
+        beat, life_ms = client.get(keys.actor(name)), client.pttl(keys.actor(name))
+        if beat:
+            found.append(
+                {"id": name, "heartbeat_age_s": max(0.0, HEARTBEAT_LIFE_S - life_ms / 1000), **json.loads(beat)}
+            )
+    return found
+
+
+def _say_nothing_runs(target: Target, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"running": False, "run": target.name}))
+    else:
+        print(
+            f"Nothing runs for {target.shown}: its Redis does not answer. "
+            f"Continue it with `headrace up --resume {target.shown}`."
+        )
+    return 1

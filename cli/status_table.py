@@ -1,0 +1,81 @@
+"""The state of a running system on a terminal."""
+
+import time
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cli.progress import DASH, gib, number, percent, version
+
+
+def print_state(shown: str, state: dict[str, Any]) -> None:
+    """Four short tables: where it stands, actors, streams, last events."""
+    console = Console()
+    console.print(f"[bold cyan]{shown}[/]  {_standing(state)}")
+    console.print(_figures(state))
+    console.print(_actors(state["actors"]))
+    console.print(_streams(state))
+    for event in state["events"]:
+        console.print(
+            f"  [dim]{time.strftime('%H:%M:%S', time.localtime(event['time']))}[/] {_sentence(event)}", highlight=False
+        )
+
+
+def _standing(state: dict[str, Any]) -> str:
+    step = state["step"]
+    if state["finished"]:
+        return "finished"
+    return (
+        f"step {step['step'] + 1}/{step.get('steps', '?')}, weights {state['version']}"
+        if step
+        else "no step trained yet"
+    )
+
+
+def _figures(state: dict[str, Any]) -> Table:
+    step, evaluated = state["step"] or {}, state["eval"] or {}
+    table = Table.grid(padding=(0, 3))
+    table.add_row("  reward", number(step.get("reward_mean")), "acceptance", percent(step.get("acceptance")))
+    table.add_row("  held-out EM", percent(evaluated.get("em")), "buffer", f"{step.get('buffer_groups', DASH)} groups")
+    table.add_row("  lag", number(step.get("lag_mean"), 2), "step", f"{number(step.get('seconds'), 2)} s")
+    table.add_row("  Redis", gib(state["redis_memory_bytes"]), "dead letters", str(state["dead_letters"]))
+    return table
+
+
+def _actors(actors: list[dict[str, Any]]) -> Table:
+    table = Table("actor", "heartbeat", "version", "engine", "groups", "tokens/s", box=box.SIMPLE_HEAD)
+    for actor in actors:
+        table.add_row(
+            actor["id"],
+            f"{actor['heartbeat_age_s']:.1f} s ago",
+            version(actor.get("version")),
+            str(actor.get("engine", DASH)),
+            str(actor.get("groups_running", DASH)),
+            number(actor.get("tokens_per_s"), 0),
+        )
+    if not actors:
+        table.add_row("none is alive", *[""] * 5)
+    return table
+
+
+def _streams(state: dict[str, Any]) -> Table:
+    table = Table("stream", "entries", "pending", box=box.SIMPLE_HEAD)
+    for name, figures in state["streams"].items():
+        table.add_row(name, str(figures["length"]), str(figures["pending"]))
+    return table
+
+
+def _sentence(event: dict[str, Any]) -> str:
+    kind = event["kind"]
+    if kind == "swap":
+        return (
+            f"{event.get('actor')} took over weights {version(event.get('version'))} in {event.get('seconds', 0):.2f} s"
+        )
+    if kind == "eval":
+        return (
+            f"evaluation of version {event.get('round')}: EM {percent(event.get('em'))} on {event.get('n')} questions"
+        )
+    text = event.get("text") or event.get("reason") or ""
+    return f"{kind} {text}".strip()

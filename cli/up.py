@@ -1,0 +1,135 @@
+"""`headrace up`: any configuration as local processes, started, watched and ended together."""
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from cli.overrides import is_set
+
+EPILOG = """examples:
+  headrace up examples/atlas.toml                            a small search agent, on this machine
+  headrace up run.toml --learner.lr 2e-6 --actor.count 4     the same file, two settings changed
+  headrace up run.toml --dry-run                             check everything, print the resolved configuration
+  headrace up --resume runs/atlas-001                        go on where a stopped run stands
+  headrace up --resume runs/atlas-001 --run.steps 200        the same, for longer
+
+Settings come from the file, then from HEADRACE_SECTION__KEY variables, then from the command line; `headrace config`
+lists all of them. Ctrl-C ends every process within ten seconds and leaves a run that can be resumed.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `up` to the subparsers of the `headrace` command."""
+    up = subparsers.add_parser(
+        "up",
+        help="run a configuration on this machine",
+        usage="headrace up CONFIG.toml [--section.key VALUE ...] [--dry-run]\n       headrace up --resume RUN_DIR",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    up.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the configuration; see examples/")
+    up.add_argument("--resume", metavar="RUN_DIR", help="continue the run in this folder, with its own configuration")
+    up.add_argument("--dry-run", action="store_true", help="check, and print what would run; start nothing")
+    up.add_argument("--help-config", action="store_true", help="list every setting with its default")
+    up.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run until the end (0), Ctrl-C (130) or a failure (UserError)."""
+    from cli.preflight import Preflight
+    from shared.errors import UserError
+
+    if args.help_config:
+        from cli.settings_help import print_settings
+
+        print_settings()
+        return 0
+    if (args.config is None) == (args.resume is None):
+        raise UserError(
+            "name either a configuration (headrace up CONFIG.toml) or a run to continue (--resume RUN_DIR)."
+        )
+    config = resolve(args.config, args.resume, args.overrides)
+    preflight = Preflight(config, resuming=args.resume is not None, dry_run=args.dry_run)
+    preflight.check()
+    if args.dry_run:
+        _print_plan(config, preflight.notes)
+        return 0
+    return launch(config)
+
+
+def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -> Any:
+    """The configuration to run, with absolute paths and real ports."""
+    from cli import plan, ports
+    from shared.config import load
+    from shared.errors import UserError
+
+    if resume is not None:
+        folder = Path(resume)
+        if not (folder / "config.toml").is_file():
+            raise UserError(f"{folder} is not the folder of a run: it holds no config.toml.")
+        config = load(folder / "config.toml", overrides)
+        if config.run.name != folder.resolve().name:
+            raise UserError(
+                f"{folder} holds the run '{config.run.name}', whose keys in Redis carry that name: "
+                "rename the folder back to it."
+            )
+        config = plan.with_values(config, {"run.root": str(folder.resolve().parent)})
+    else:
+        config = load(config_file, overrides)
+    values: dict[str, object] = {}
+    if config.replay.port == 0:
+        values["replay.port"] = ports.free_port()
+    if config.search.port == 0:
+        values["search.port"] = ports.free_port()
+    follows = (
+        is_set(overrides, "search.port") and not is_set(overrides, "env.url") and plan.is_this_machine(config.env.url)
+    )
+    if config.search.corpus and ("search.port" in values or follows):
+        values["env.url"] = f"http://127.0.0.1:{values.get('search.port', config.search.port)}"
+    return plan.absolute_paths(plan.follow_search_port(plan.with_values(config, values)))
+
+
+def launch(config: Any) -> int:
+    """Run a checked configuration; the artefacts are in its folder when this returns."""
+    from cli import artefacts, ending, session
+    from cli.progress import screen_for
+
+    run_dir: Path = config.run_dir
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    with session.lock(run_dir):
+        (run_dir / "config.toml").write_text(config.to_toml())
+        screen = screen_for(sys.stdout)
+        try:
+            outcome = asyncio.run(_session(config, screen))
+        finally:
+            screen.close()
+        if not outcome.finished:
+            artefacts.write(run_dir, pictures=False)
+            ending.print_stopped(run_dir, outcome.stop_seconds)
+            return 130
+        summary = artefacts.write(run_dir, pictures=True)
+    ending.print_summary(run_dir, summary)
+    return 0
+
+
+async def _session(config: Any, screen: Any) -> Any:
+    from cli.session import Session
+
+    return await Session(config, screen, len(os.sched_getaffinity(0))).run()
+
+
+def _print_plan(config: Any, notes: list[str]) -> None:
+    """The resolved configuration as TOML; all else is a comment in it, so that the output is a configuration too."""
+    from cli import plan
+
+    own_redis = [] if config.redis.url else ["redis (its own, on a free port)"]
+    names = own_redis + [spec.name for spec in plan.services_of(config, len(os.sched_getaffinity(0)))]
+    print(config.to_toml())
+    print(f"# would start: {', '.join(names)}")
+    print(f"# in the folder {config.run_dir}")
+    for note in notes:
+        print(f"# note: {note}")

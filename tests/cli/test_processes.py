@@ -1,0 +1,187 @@
+"""The supervisor with real programs: restarts, sentences, and no process left behind, whatever dies first."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cli import processes
+from cli.processes import Program, Supervisor
+from cli.warden import Warden, alive
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def program(folder: Path, code: str, name: str = "thing", **options: object) -> Program:
+    command = [sys.executable, "-c", code]
+    return Program(name, command, dict(os.environ), folder / f"{name}.log", **options)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def supervisor(on_note: Callable[[str], None] = lambda note: None) -> AsyncIterator[Supervisor]:
+    it = Supervisor(on_note)
+    try:
+        yield it
+    finally:
+        await it.stop()
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        await asyncio.sleep(0.02)
+
+
+def said(log: Path) -> str:
+    return log.read_text().strip() if log.exists() else ""
+
+
+async def test_a_program_that_dies_is_started_again(tmp_path: Path) -> None:
+    code = f"""
+import pathlib, sys, time
+mark = pathlib.Path({str(tmp_path / "mark")!r})
+if not mark.exists():
+    mark.touch()
+    sys.exit(1)
+print("second life", flush=True)
+time.sleep(600)
+"""
+    notes: list[str] = []
+    async with supervisor(notes.append) as it:
+        entry = it.start(program(tmp_path, code))
+        await eventually(lambda: "second life" in said(tmp_path / "thing.log"))
+        assert entry.restarts == 1
+        assert "thing died with exit status 1" in notes[0]
+
+
+async def test_a_program_that_keeps_dying_stops_the_run_with_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "FIRST_PAUSE_S", 0.01)
+    async with supervisor() as it:
+        it.start(program(tmp_path, "import sys; print('the disk is on fire', flush=True); sys.exit(3)"))
+        error = await asyncio.wait_for(it.failure(), 20)
+    assert "thing died 6 times in 5 minutes (last with exit status 3)" in str(error)
+    assert "the disk is on fire" in str(error)
+
+
+async def test_exit_status_two_is_the_users_and_is_not_repeated(tmp_path: Path) -> None:
+    code = "import sys; print('x: noise'); print('actor: the model has no tokenizer.', file=sys.stderr); sys.exit(2)"
+    async with supervisor() as it:
+        entry = it.start(program(tmp_path, code, "actor-1", spoken_name="actor"))
+        error = await asyncio.wait_for(it.failure(), 20)
+    assert str(error) == "actor-1: the model has no tokenizer."
+    assert entry.restarts == 0
+
+
+async def test_a_clean_exit_counts_as_done_only_when_the_work_is_done(tmp_path: Path) -> None:
+    answers = [False, True]
+
+    async def is_done() -> bool:
+        return answers.pop(0)
+
+    async with supervisor() as it:
+        entry = it.start(program(tmp_path, "pass", is_done=is_done))
+        await asyncio.wait_for(it.finished("thing"), 20)
+    assert entry.restarts == 1
+
+
+async def test_stop_leaves_no_process_even_of_a_stubborn_program_with_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "TERMINATE_S", 0.5)
+    it = Supervisor()
+    entry = it.start(program(tmp_path, STUBBORN))
+    log = tmp_path / "thing.log"
+    await eventually(lambda: said(log) != "")
+    group = entry.pid
+    assert group is not None
+    began = time.monotonic()
+    await it.stop()
+    assert time.monotonic() - began < 4
+    await eventually(lambda: not alive(group), 2)
+    assert not Path(f"/proc/{log.read_text().strip()}/cmdline").exists() or _is_zombie(int(log.read_text()))
+
+
+async def test_what_comes_last_outlives_the_others(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    code = f"""
+import signal, sys, time
+def leave(*_):
+    open({str(order)!r}, "a").write(sys.argv[0] + NAME + " ")
+    sys.exit()
+signal.signal(signal.SIGTERM, leave)
+print("up", flush=True)
+time.sleep(600)
+"""
+    it = Supervisor()
+    for name, last in (("redis", True), ("actor", False), ("replay", False)):
+        it.start(program(tmp_path, f"NAME = {name!r}\n" + code, name, last=last))
+    logs = [tmp_path / f"{name}.log" for name in ("redis", "actor", "replay")]
+    await eventually(lambda: all(map(said, logs)))
+    await it.stop()
+    assert order.read_text().split()[-1].endswith("redis")
+
+
+def test_the_warden_ends_everything_when_the_command_is_killed(tmp_path: Path) -> None:
+    """The command is a real process here, and it is ended with SIGKILL."""
+    code = f"""
+import asyncio, os, sys
+from pathlib import Path
+from cli.processes import Program, Supervisor
+async def main():
+    it = Supervisor()
+    for name in ("one", "two"):
+        child = "import time; print('up', flush=True); time.sleep(600)"
+        it.start(Program(name, [sys.executable, "-c", child], dict(os.environ), Path({str(tmp_path)!r}) / name))
+    while any(r.pid is None for r in it.running.values()):
+        await asyncio.sleep(.01)
+    await asyncio.sleep(.2)
+    print(*[r.pid for r in it.running.values()], flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+    command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    groups = [int(word) for word in command.stdout.readline().split()]
+    command.stdout.close()
+    assert len(groups) == 2
+    assert all(map(alive, groups))
+    command.send_signal(signal.SIGKILL)
+    command.wait()
+    deadline = time.monotonic() + 8
+    while any(alive(g) and not _is_zombie(g) for g in groups):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_warden_forgets_groups_that_have_ended() -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    warden = Warden()
+    warden.watch(bystander.pid)
+    warden.forget(bystander.pid)
+    warden.close()
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
