@@ -1,0 +1,65 @@
+"""Putting a learner together: the newest checkpoint or the configured model, the optimiser, the random state."""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.learner import checkpoint
+from services.learner.clock import Clock
+from services.learner.model_files import find_model, read_companions
+from services.learner.optimise import Optimiser
+from services.learner.policy import load_policy, pick_device, pick_dtype
+from services.learner.step import Trainer
+from services.learner.stop import Stop
+from shared.config import Config
+
+log = logging.getLogger("headrace")
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """`step`: steps trained already. `lineage`: the one that trained them, -1 when there are none."""
+
+    trainer: Trainer
+    companions: dict[str, bytes]
+    step: int
+    lineage: int
+
+
+def assemble(config: Config, stop: Stop) -> Assembled:
+    """Load everything a learner needs. Raises UserError for what the user can mend."""
+    device = pick_device(config.learner.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.learner.threads or _share_of_cores(config.actor.count))
+    torch.manual_seed(config.run.seed)
+
+    found = checkpoint.newest(config.checkpoints_dir)
+    folder = found[0] if found else find_model(config.model.path)
+    dtype = pick_dtype(config.model.dtype, device)
+    model = load_policy(folder, dtype, device)
+    frozen = None
+    if config.learner.kl > 0:
+        frozen = load_policy(find_model(config.model.kl_reference, "model.kl_reference"), dtype, device)
+        frozen.requires_grad_(False)
+    optimiser = Optimiser(model.parameters(), config.learner, config.run.steps)
+    step, lineage = 0, -1
+    if found:
+        state = found[1]
+        optimiser.load(state["optimiser"])
+        torch.set_rng_state(state["rng"])
+        step, lineage = state["step"], state["lineage"]
+        log.info("resuming at step %d from %s", step, folder)
+    trainer = Trainer(model, frozen, optimiser, config.learner, config.rollout.temperature, Clock(), stop)
+    return Assembled(trainer, read_companions(folder), step, lineage)
+
+
+def trainer_state(trainer: Trainer, step: int, lineage: int) -> dict[str, Any]:
+    """What a checkpoint holds beside the model."""
+    return {"step": step, "lineage": lineage, "optimiser": trainer.optimiser.state(), "rng": torch.get_rng_state()}
+
+
+def _share_of_cores(actors: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // (1 + actors))

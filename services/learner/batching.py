@@ -1,0 +1,82 @@
+"""Groups into mini-batches in their order, rollouts into micro-batches by tokens: deterministic, no I/O."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from services.learner.groups import Group, Row
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The trained tokens of several groups, one after another. T tokens, R rows."""
+
+    groups: list[Group]
+    rows: list[Row]  # `start` counts from the first group's first token
+    bounds: list[tuple[int, int]]  # of each group's tokens
+    l_gen: Tensor  # float32[T]
+    advantages: Tensor  # float32[T]
+    rollout: Tensor  # int64[T], index into rows
+    group_of_rollout: Tensor  # int64[R]
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return len(self.l_gen)
+
+
+def flatten(groups: Sequence[Group], device: torch.device | str = "cpu") -> Flat:
+    """The groups' tensors, concatenated and on `device`. At least one group."""
+    rows: list[Row] = []
+    bounds: list[tuple[int, int]] = []
+    rollouts: list[Tensor] = []
+    group_of_rollout: list[int] = []
+    tokens = 0
+    for number, group in enumerate(groups):
+        rollouts.append(group.rollout + len(rows))
+        rows += [replace(row, start=row.start + tokens) for row in group.rows]
+        group_of_rollout += [number] * len(group.rows)
+        bounds.append((tokens, tokens + group.tokens))
+        tokens += group.tokens
+    return Flat(
+        groups=list(groups),
+        rows=rows,
+        bounds=bounds,
+        l_gen=torch.cat([g.l_gen for g in groups]).to(device),
+        advantages=torch.cat([g.advantages for g in groups]).to(device),
+        rollout=torch.cat(rollouts).to(device),
+        group_of_rollout=torch.tensor(group_of_rollout).to(device),
+    )
+
+
+def mini_batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
+    """Cuts of `size` groups in order, so that replay is trained before the weights move away; 0: all in one."""
+    size = size or max(len(groups), 1)
+    return [list(groups[at : at + size]) for at in range(0, len(groups), size)]
+
+
+def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+    """Rows sorted by length, longest first, cut so that rows x longest stays within `budget` tokens.
+
+    Neighbours in length share a micro-batch, so padding is little. A row above the budget is one of its own.
+    """
+    batch: list[Row] = []
+    for row in sorted(rows, key=lambda r: (-r.inputs, r.start)):
+        if batch and (len(batch) + 1) * batch[0].inputs > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def flat_index(rows: Sequence[Row]) -> Tensor:
+    """Where the trained tokens of these rows, in their order, lie among the flat tokens: int64[sum]."""
+    return torch.cat([torch.arange(r.start, r.start + len(r.positions)) for r in rows])
+
+
+def padded_tokens(rows: Sequence[Row]) -> int:
+    """Tokens the forward of one micro-batch computes, padding included."""
+    return len(rows) * max(r.inputs for r in rows)

@@ -1,0 +1,107 @@
+"""Checkpoints: a complete Hugging Face folder per saved step, with the trainer's state beside it.
+
+    <run>/checkpoints/step_20/    config.json  model.safetensors  tokenizer files  trainer_state.pt  manifest.json
+    <run>/checkpoints/latest   -> step_20
+
+Written aside, digested, synced, renamed: a folder under its final name is complete. Loading takes the newest one whose
+digest is right and names every one it passes over. The state holds tensors and plain values; no code is unpickled.
+"""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.weights import MANIFEST, digest_of
+
+log = logging.getLogger("headrace")
+
+STATE = "trainer_state.pt"
+LATEST = "latest"
+
+
+def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict[str, Any]) -> Path:
+    """Write `step_<step>`: the model by `write_model(folder)`, and `state`. One that is there already is replaced."""
+    root.mkdir(parents=True, exist_ok=True)
+    final = root / f"step_{step}"
+    aside = root / f".step_{step}.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    write_model(aside)
+    torch.save(state, aside / STATE)
+    digest, size = digest_of(aside)
+    (aside / MANIFEST).write_text(json.dumps({"step": step, "digest": digest, "size": size}, indent=1))
+    for file in aside.iterdir():
+        _sync(file)
+    _sync(aside)
+    if final.exists():
+        old = root / f".old-step_{step}.{os.getpid()}"
+        final.rename(old)
+        shutil.rmtree(old)
+    aside.rename(final)
+    _point_latest(root, final.name)
+    _sync(root)
+    return final
+
+
+def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
+    """(folder, state) of the newest checkpoint whose files are the ones that were written; None when there is none."""
+    for step in sorted(steps(root), reverse=True):
+        folder = root / f"step_{step}"
+        fault = _fault(folder)
+        if not fault:
+            return folder, torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        log.warning("checkpoint %s is passed over: %s", folder, fault)
+    return None
+
+
+def steps(root: Path) -> list[int]:
+    """The steps of the checkpoints in the folder, ascending, damaged ones included."""
+    names = [p.name for p in root.glob("step_*") if p.is_dir()] if root.is_dir() else []
+    return sorted(int(n[5:]) for n in names if n[5:].isdigit())
+
+
+def prune(root: Path, keep_last: int, keep_every: int) -> None:
+    """Delete all but the newest `keep_last` and the multiples of `keep_every` (0: none); and unfinished writes."""
+    for step in steps(root)[:-keep_last]:
+        if not (keep_every and step % keep_every == 0):
+            _remove(root, f"step_{step}")
+    for leftover in root.glob(".*step_*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _fault(folder: Path) -> str:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        digest, _ = digest_of(folder)
+    except (OSError, ValueError) as error:
+        return f"it is not complete ({error})"
+    if digest != manifest.get("digest"):
+        return f"its files have digest {digest}, written was {manifest.get('digest')}"
+    return "" if (folder / STATE).is_file() else f"{STATE} is missing"
+
+
+def _remove(root: Path, name: str) -> None:
+    doomed = root / f".deleted-{name}"
+    (root / name).rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _point_latest(root: Path, name: str) -> None:
+    link = root / f".{LATEST}.{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(name)
+    link.replace(root / LATEST)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,34 @@
+"""Which life of the learner this is, and how far the lives before it are saved: two numbers in Redis.
+
+A learner that resumes opens a new lineage, since the same step trained again need not give the same bits.
+"""
+
+from typing import Any
+
+from shared.streams import Keys
+
+
+def saved_step(client: Any, keys: Keys) -> int:
+    """Batches below this step are acknowledged and gone: no learner can begin before it, whatever its checkpoint."""
+    return int(client.get(saved_key(keys)) or 0)
+
+
+def saved_key(keys: Keys) -> str:
+    """Set together with the acknowledgement of the batches that a checkpoint holds."""
+    return keys.prefix + "saved"
+
+
+def lost_steps(step: int, saved: int) -> str:
+    """What to tell when the newest whole checkpoint (of `step`) is behind what was acknowledged (`saved`)."""
+    return (
+        f"the newest whole checkpoint is of step {step}, and the batches below step {saved} are gone: "
+        f"going on at step {saved} with the weights of step {step}."
+    )
+
+
+def open_lineage(client: Any, keys: Keys, last: int) -> int:
+    """The number of this life of the learner: one more than the last that Redis or the checkpoint knows."""
+    counter = keys.prefix + "lineage"  # how many there have been
+    lineage = max(client.incr(counter) - 1, last + 1)
+    client.set(counter, lineage + 1)
+    return lineage

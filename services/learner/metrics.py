@@ -1,0 +1,86 @@
+"""What the learner says of itself: the metrics of a `trained` message, and the same to Prometheus."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from prometheus_client import Counter, Gauge
+
+from services.learner.clock import PHASES
+from services.learner.groups import Group
+from services.learner.step import Totals
+from shared.messages import Record
+from shared.versions import Version
+
+_version = Gauge("headrace_learner_version", "number of the published weights")
+_lineage = Gauge("headrace_learner_lineage", "lives of the learner before this one")
+_loss = Gauge("headrace_learner_loss", "of the last step")
+_grad_norm = Gauge("headrace_learner_grad_norm", "before clipping, of the last step")
+_gap = Gauge(
+    "headrace_learner_engine_gap", "mean (l_ref - l_gen)^2 of tokens sampled under the weights that trained them"
+)
+_tokens = Counter("headrace_learner_tokens_trained", "sampled tokens trained on")
+_phases = Counter("headrace_learner_phase_seconds", "time by phase", ["phase"])
+_idle = Counter("headrace_learner_idle_seconds", "waiting for work")
+_payload_bytes = Counter("headrace_learner_payload_bytes", "payloads read from Redis")
+_dead_letters = Counter("headrace_learner_dead_letters", "groups and messages refused")
+
+
+def step_metrics(
+    totals: Totals, records: Sequence[Record], replayed: int, fresh: Sequence[Group], version: Version
+) -> dict[str, float]:
+    """The learning side of one step. The first `replayed` records are of replay groups; `version` is what trained it.
+
+    `engine_gap` covers tokens sampled under exactly `version` and is left out when there are none; `reference_gap`
+    covers all fresh tokens, so at lag it also holds what the policy moved.
+    """
+    tokens = max(totals.tokens, 1)
+    out = {
+        "loss": _mean(totals.losses),
+        "kl": _mean(totals.kls),
+        "ratio_mean": totals.ratio / tokens if totals.tokens else 1.0,
+        "clip_share": totals.dead / tokens,
+        "grad_norm": _mean(totals.norms),
+        "lr": totals.lr,
+        "tokens_trained": float(totals.tokens),
+        "replay_kl": _mean([r.k3 for r in records[:replayed]]),
+        "entropy": sum(r.entropy * r.tokens for r in records) / tokens,
+        "padding_share": 1.0 - totals.inputs / totals.padded if totals.padded else 0.0,
+        "reference_gap": _gap_of(fresh, None) or 0.0,
+    }
+    gap = _gap_of(fresh, version)
+    return out if gap is None else out | {"engine_gap": gap}
+
+
+def export(metrics: Mapping[str, float], version: Version, dead_letters: int) -> None:
+    """Prometheus, after a step; `dead_letters` since the last one."""
+    announce(version)
+    _loss.set(metrics["loss"])
+    _grad_norm.set(metrics["grad_norm"])
+    if "engine_gap" in metrics:
+        _gap.set(metrics["engine_gap"])
+    _tokens.inc(metrics["tokens_trained"])
+    for phase in PHASES:
+        _phases.labels(phase).inc(metrics[f"{phase}_s"])
+    _idle.inc(metrics["wait_s"])
+    _payload_bytes.inc(metrics["payload_bytes_read"])
+    _dead_letters.inc(dead_letters)
+
+
+def announce(version: Version) -> None:
+    """Prometheus, when a version is published."""
+    _version.set(version.number)
+    _lineage.set(version.lineage)
+
+
+def _gap_of(fresh: Iterable[Group], version: Version | None) -> float | None:
+    squares = []
+    for group in fresh:
+        assert group.l_ref is not None
+        gap = (group.l_ref - group.l_gen).double().square()
+        squares.append(gap if version is None else gap[group.sampled_under(version)])
+    every = torch.cat(squares) if squares else torch.empty(0)
+    return every.mean().item() if len(every) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

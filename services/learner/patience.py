@@ -1,0 +1,35 @@
+"""Waiting for Redis: a call is made again until the server takes it, and the log says what is waited for."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import redis
+from redis.exceptions import OutOfMemoryError
+
+from services.learner.stop import Stop
+
+log = logging.getLogger("headrace")
+
+LOG_EVERY_S = 10.0
+RETRY_S = 0.5
+# away, starting up, or full (admission frees room as replay evicts)
+_PASSING = (redis.ConnectionError, redis.TimeoutError, OutOfMemoryError, redis.ReadOnlyError)
+
+T = TypeVar("T")
+
+
+def patiently(stop: Stop, what: str, call: Callable[[], T]) -> T:
+    """The result of `call`, which must bear being repeated. Raises Stopped when a stop is asked for meanwhile."""
+    since = time.monotonic()
+    next_line = since
+    while True:
+        try:
+            return call()
+        except _PASSING as error:
+            now = time.monotonic()
+            if now >= next_line:
+                log.warning("waiting for Redis to %s since %.0f s: %s", what, now - since, error)
+                next_line = now + LOG_EVERY_S
+            stop.wait(RETRY_S)

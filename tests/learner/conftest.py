@@ -1,0 +1,141 @@
+"""A tiny real policy with TIED embeddings, groups it really sampled, and a learner's parts around them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from services.learner.clock import Clock
+from services.learner.groups import Group, group_from_payload
+from services.learner.optimise import Optimiser
+from services.learner.policy import load_policy
+from services.learner.step import Trainer
+from services.learner.stop import Stop
+from shared.advantages import group_advantages
+from shared.payload import Payload, encode_payload
+from shared.settings import Learner
+
+VOCABULARY = 96
+RUN = "test"
+
+MakePayload = Callable[..., Payload]
+MakeGroup = Callable[..., Group]
+MakeTrainer = Callable[..., Trainer]
+
+
+@pytest.fixture(scope="session")
+def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete model folder: tied Qwen2 of 35k parameters, its tokenizer, a generation config."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("policy")
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w2"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", unk_token="w2").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(policy_dir: Path) -> Any:
+    """A fresh copy of the policy, as the learner loads it."""
+    return load_policy(policy_dir, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def make_payload(policy_dir: Path) -> MakePayload:
+    """Sample a group from the policy: ragged, two turns with "retrieved" tokens between them that are masked out."""
+    sampler = load_policy(policy_dir, torch.float32, torch.device("cpu"))
+
+    def sample(prefix: list[int], count: int, generator: torch.Generator) -> tuple[list[int], list[float]]:
+        ids, scores = list(prefix), []
+        for _ in range(count):
+            with torch.no_grad():
+                lp = torch.log_softmax(sampler(torch.tensor([ids])).logits[0, -1].float(), -1)
+            ids.append(int(torch.multinomial(lp.exp(), 1, generator=generator)))
+            scores.append(float(lp[ids[-1]]))
+        return ids[len(prefix) :], scores
+
+    def make(
+        id: str,
+        seed: int,
+        rewards: list[float | None] | None = None,
+        version: tuple[int, int] = (0, 0),
+    ) -> Payload:
+        rng = np.random.default_rng(seed)
+        generator = torch.Generator().manual_seed(seed)
+        rewards = [1.0, 0.0, 0.0, 1.0] if rewards is None else rewards
+        prompt = rng.integers(3, VOCABULARY, rng.integers(3, 9)).tolist()
+        tokens, mask, scores, lengths, turns = [], [], [], [], []
+        for i, reward in enumerate(rewards):
+            first, l_first = sample(prompt, int(rng.integers(1, 7)), generator)
+            found = rng.integers(3, VOCABULARY, rng.integers(0, 6)).tolist()
+            second, l_second = sample([*prompt, *first, *found], int(rng.integers(1, 9)), generator)
+            rollout = [*first, *found, *second]
+            keep = reward is not None
+            mask += [keep] * len(first) + [False] * len(found) + [keep] * len(second)
+            scores += (l_first + l_second) if keep else []
+            turns += [[i, 0, len(first)], [i, len(first) + len(found), len(rollout)]]
+            lengths.append(len(rollout))
+            tokens += rollout
+        return Payload(
+            id=id,
+            run=RUN,
+            prompt=np.array(prompt, np.int32),
+            lengths=np.array(lengths, np.int32),
+            tokens=np.array(tokens, np.int32),
+            mask=np.array(mask),
+            l_gen=np.array(scores, np.float32),
+            advantages=group_advantages(rewards),
+            version_runs=np.array([[len(scores), *version]], np.int32),
+            turns=np.array(turns, np.int32),
+            documents=[[] for _ in rewards],
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_group(make_payload: MakePayload) -> MakeGroup:
+    """The same, as the learner holds it; `stored` sets l_ref to l_gen plus noise of this size, as an old group has it."""
+
+    def make(id: str, seed: int, stored: float | None = None, **kwargs: Any) -> Group:
+        payload = make_payload(id, seed, **kwargs)
+        group = group_from_payload(payload, len(encode_payload(payload)), VOCABULARY, 128)
+        if stored is None:
+            return group
+        noise = torch.randn(group.tokens, generator=torch.Generator().manual_seed(seed)) * stored
+        return replace(group, l_ref=(group.l_gen + noise).clamp(max=0.0))
+
+    return make
+
+
+@pytest.fixture
+def make_trainer() -> MakeTrainer:
+    """A trainer around a model; keyword arguments are learner settings."""
+
+    def make(model: Any, steps: int = 10, frozen: Any = None, **kwargs: Any) -> Trainer:
+        settings = Learner(**({"lr": 1e-3} | kwargs))
+        optimiser = Optimiser(model.parameters(), settings, steps)
+        return Trainer(model, frozen, optimiser, settings, 1.0, Clock(), Stop())
+
+    return make
