@@ -22,10 +22,11 @@ FOLDER = "bm25"
 WORD = re.compile(r"\w+")
 # The words Lucene's English analyser leaves out.
 STOP_WORDS = frozenset(
-    (
+    re.findall(
+        r"\w+",
         "a an and are as at be but by for if in into is it no not of on or such "
-        "that the their then there these they this to was will with"
-    ).split()
+        "that the their then there these they this to was will with",
+    )
 )
 
 

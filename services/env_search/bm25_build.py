@@ -15,6 +15,7 @@ import numpy as np
 from services.env_search.backend import IndexSpec, Progress
 from services.env_search.bm25 import FOLDER, Terms
 from services.env_search.corpus import Corpus
+from shared.errors import UserError
 
 CHUNK_DOCUMENTS = 50_000
 
@@ -68,6 +69,8 @@ def build_bm25(
 
     total = len(corpus)
     vocabulary = _write_chunks(corpus, scratch, spec, progress, chunk_documents)
+    if not vocabulary:
+        raise UserError(f"{corpus.path} holds no words to search: every document is empty or stop words.")
     passes = 3  # bm25s reads the documents for their lengths, for document frequencies and for scores
     seen = 0
 

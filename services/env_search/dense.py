@@ -28,10 +28,12 @@ class Encoder:
         """Load an encoder by directory or hub name. UserError where it, or a package it needs, is missing."""
         try:
             from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging as transformers_logging
         except ImportError as error:
             raise UserError(
                 f"The dense backend needs a package that is missing ({error.name}): pip install 'headrace[dense]'."
             ) from None
+        transformers_logging.disable_progress_bar()  # it would tear the build's own bar
         try:
             self._model = SentenceTransformer(name, device=_device())
         except (OSError, ValueError) as error:

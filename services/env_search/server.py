@@ -1,5 +1,6 @@
 """Binds the port, opens the index and serves until a signal."""
 
+import os
 import signal
 import socket
 import sys
@@ -20,9 +21,11 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"env_search cannot listen on {host}:{port} ({reason}): free it or set search.port.") from None
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise UserError(
+            f"Cannot listen on {host}:{port} ({reason}): free it, or set search.host and search.port."
+        ) from None
 
 
 def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:

@@ -1,0 +1,110 @@
+"""`python -m services.env_search` as a process: start, recall over HTTP, refusals, and its end."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.env_search.backend import IndexSpec
+from services.env_search.index import build_index
+
+# A service started alone reads the whole configuration; without a policy the rest of it needs no thought here.
+PLAIN = {"HEADRACE_REPLAY__POLICY": "none"}
+
+
+def environment(**search: object) -> dict[str, str]:
+    return os.environ | PLAIN | {f"HEADRACE_SEARCH__{key.upper()}": str(value) for key, value in search.items()}
+
+
+@contextmanager
+def service(**search: object) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A running service on a free port and a client of it; it is ended with SIGTERM."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.env_search"],
+        env=environment(port=0, **search),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        said = process.stdout.readline()
+        found = re.search(r"(http://\S+)/retrieve", said)
+        assert found, said
+        with httpx.Client(base_url=found.group(1), timeout=30) as client:
+            yield process, client
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+        assert process.stdout
+        process.stdout.close()
+
+
+def refused(**search: object) -> str:
+    """What a service that refuses to start says, in one line, with exit code 2."""
+    run = subprocess.run(
+        [sys.executable, "-m", "services.env_search"],
+        env=environment(**search),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.count("\n") == 1
+    return run.stderr
+
+
+def test_recall_at_3_over_http_without_torch(shared_data: Path, tmp_path: Path):
+    corpus = shared_data / "qa" / "xquad_corpus.jsonl"
+    build_index(corpus, tmp_path / "index", IndexSpec())
+    rows = [json.loads(line) for line in (shared_data / "qa" / "xquad_qa.dev.jsonl").read_text().splitlines()]
+    started = time.monotonic()
+    with service(corpus=corpus, index=tmp_path / "index") as (process, client):
+        assert client.get("/health").json()["ready"]
+        assert time.monotonic() - started < 5, "the retriever must be up within 5 s"
+        found = 0
+        for start in range(0, len(rows), 50):
+            batch = rows[start : start + 50]
+            reply = client.post("/retrieve", json={"queries": [row["question"] for row in batch], "topk": 3})
+            for row, documents in zip(batch, reply.json()["result"], strict=True):
+                found += row["passage_id"] in [document["id"] for document in documents]
+        mapped = Path(f"/proc/{process.pid}/maps")
+        if mapped.exists():
+            libraries = mapped.read_text()
+            assert "libtorch" not in libraries
+            assert "index/bm25/scores.npy" in libraries, "the index must be mapped, not read"
+            assert "xquad_corpus.jsonl" in libraries
+    assert found / len(rows) >= 0.98
+
+
+@pytest.mark.slow
+def test_an_index_of_the_runs_own_is_built_at_the_first_start(corpus_file: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HEADRACE_RUN__ROOT", str(tmp_path))
+    for _ in range(2):
+        with service(corpus=corpus_file) as (_process, client):
+            assert client.post("/retrieve", json={"query": "weir"}).json()["result"][0][0]["id"] == "3"
+    assert (tmp_path / "run" / "index" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_served_is_refused_in_one_sentence(corpus_file: Path, tmp_path: Path):
+    build_index(corpus_file, tmp_path / "index", IndexSpec())
+    assert "nowhere.jsonl cannot be read" in refused(
+        corpus=tmp_path / "nowhere.jsonl", index=tmp_path / "index", port=0
+    )
+    assert "No corpus is named: set search.corpus" in refused(index=tmp_path / "index", port=0)
+    corpus_file.write_text(corpus_file.read_text() + '{"contents": "new"}\n')
+    assert "which has other content" in refused(corpus=corpus_file, index=tmp_path / "index", port=0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused(corpus=corpus_file, index=tmp_path / "index", port=port)
+    assert f"Cannot listen on 127.0.0.1:{port} (Address already in use)" in said
