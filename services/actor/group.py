@@ -1,0 +1,109 @@
+"""One task to one result: G rollouts at once under a deadline, scored on what the policy wrote, assembled."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.actor import metrics
+from services.actor.assemble import Origin, assemble, failed_group
+from services.actor.rollout import Player, Rollout
+from shared.config import Config
+from shared.errors import UserError
+from shared.messages import ENV_FAILED, TIMED_OUT, GroupHeader, Task
+from shared.payload import Payload
+from shared.rewards import Scored, score
+from shared.seeds import derive
+from shared.versions import Version
+
+
+@dataclass(frozen=True)
+class Group:
+    """What became of a task."""
+
+    header: GroupHeader
+    payload: Payload | None
+    rollouts: list[Rollout]
+    prompt: list[int]
+
+
+async def roll_out(
+    task: Task,
+    player: Player,
+    config: Config,
+    actor: str,
+    version: Callable[[], Version],
+    fingerprints: Callable[[], Awaitable[dict[str, str]]],
+) -> Group:
+    """Play, score and assemble. What has ended by itself within rollout.deadline_s is kept; the rest is masked out.
+
+    A task whose prompt cannot be used gives a failed group. Raises UserError for a task that no attempt could ever answer,
+    and RetrievalFailed when the environment does not say what index it serves.
+    """
+    started = time.monotonic()
+    prompt = player.codec.prompt(task.messages, config.env.prompt)
+    rollouts = [Rollout() for _ in range(task.group_size)]
+    limit = config.rollout.max_prompt_tokens
+    if not 0 < len(prompt) <= limit:
+        origin = Origin(
+            run=config.run.name, actor=actor, fingerprints={}, version=version(), seconds=time.monotonic() - started
+        )
+        failure = f"the prompt has {len(prompt)} tokens, rollout.max_prompt_tokens is {limit}"
+        return Group(failed_group(task, origin, failure), None, [], prompt)
+    marks = await fingerprints()
+    await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s)
+    metrics.ENV_FAILURES.inc(sum(r.status == ENV_FAILED for r in rollouts))
+    metrics.TIMEOUTS.inc(sum(r.status == TIMED_OUT for r in rollouts))
+    scores = await score_rollouts(rollouts, task.ground_truth, config)
+    origin = Origin(
+        run=config.run.name, actor=actor, fingerprints=marks, version=version(), seconds=time.monotonic() - started
+    )
+    header, payload = assemble(task, prompt, rollouts, [s.reward for s in scores], [s.correct for s in scores], origin)
+    return Group(header, payload, rollouts, prompt)
+
+
+async def _play_all(task: Task, player: Player, prompt: list[int], rollouts: list[Rollout], deadline_s: float) -> None:
+    def seed(rollout: int) -> Callable[[int], int]:
+        return lambda turn: derive(task.seed, rollout, turn)
+
+    plays = [
+        asyncio.ensure_future(player.play(rollout, prompt, task.temperature, seed(i)))
+        for i, rollout in enumerate(rollouts)
+    ]
+    try:
+        done, _ = await asyncio.wait(plays, timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
+        for play in done:
+            play.result()  # an engine that failed, or our own mistake: not this group's fault
+    finally:
+        for play in plays:
+            play.cancel()
+        await asyncio.gather(*plays, return_exceptions=True)
+
+
+async def score_rollouts(rollouts: list[Rollout], ground_truth: list[str], config: Config) -> list[Scored]:
+    """A score per rollout, from sampled text only; unscored where the rollout did not end by itself."""
+
+    def one(rollout: Rollout) -> Scored:
+        if not rollout.scored:
+            return Scored(None, False)
+        text = rollout.sampled_text
+        return score(config.reward.kind, text, ground_truth, format_score=config.reward.format_score)
+
+    if config.reward.kind == "math":  # math asks a worker process and may wait for it
+        return list(await asyncio.gather(*(asyncio.to_thread(one, r) for r in rollouts)))
+    return [one(r) for r in rollouts]
+
+
+def check_task(task: Task) -> None:
+    """Raise UserError for a task that cannot be played as it stands."""
+    if task.kind not in ("train", "eval"):
+        raise UserError(f"task {task.id}: unknown kind '{task.kind}'")
+    smallest = 1 if task.kind == "eval" else 2
+    if task.group_size < smallest:
+        raise UserError(f"task {task.id}: group_size {task.group_size}, at least {smallest} is needed")
+    if not task.messages or any(set(m) != {"role", "content"} for m in task.messages):
+        raise UserError(f"task {task.id}: messages must be a list of role and content")
+    if not 0 <= task.temperature < 100 or (task.temperature == 0 and task.kind == "train"):
+        raise UserError(f"task {task.id}: temperature {task.temperature}")
+    if task.seed < 0:
+        raise UserError(f"task {task.id}: seed {task.seed}")

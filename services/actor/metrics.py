@@ -1,0 +1,24 @@
+"""What an actor exports to Prometheus. Read `headrace_actor_sampled_tokens_total` first."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+GROUPS = Counter("headrace_actor_groups_total", "groups by outcome", ["outcome"])  # stored | duplicate | failed | ...
+TOKENS = Counter("headrace_actor_sampled_tokens_total", "tokens the policy sampled")
+GENERATION = Histogram(
+    "headrace_actor_generation_seconds",
+    "one turn, from request to its last token",
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+SWAP = Histogram(
+    "headrace_actor_swap_seconds",
+    "time in which a weight swap kept the engine from generating",
+    buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
+)
+REFUSED = Counter("headrace_actor_canary_refusals_total", "weights that were refused")
+VERSION = Gauge("headrace_actor_weights_version_number", "the weights in force, -1 before the first")
+ENV_FAILURES = Counter("headrace_actor_env_failures_total", "rollouts the environment did not answer")
+TIMEOUTS = Counter("headrace_actor_timed_out_rollouts_total", "rollouts cut by their group's deadline")
+RETRIES = Counter("headrace_actor_retrieval_retries_total", "retrieval requests sent again")
+RUNNING = Gauge("headrace_actor_running_groups", "groups being rolled out")
+WAITING = Gauge("headrace_actor_waiting_groups", "tasks that wait for newer weights")
+REDIS_WAITS = Counter("headrace_actor_redis_outages_total", "times Redis was away")

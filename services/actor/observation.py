@@ -1,0 +1,56 @@
+"""What a search puts into the context: the documents between <information> tags, cut to a token budget, always closed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from services.actor.tags import neutralise
+
+OPEN, CLOSE = "\n\n<information>", "</information>\n\n"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A retrieved passage."""
+
+    id: str
+    title: str
+    text: str
+
+
+def observation(
+    documents: Sequence[Document],
+    encode: Callable[[str], list[int]],
+    limit: int,
+    special_tokens: tuple[str, ...] = (),
+) -> list[int] | None:
+    """Ids of the tagged documents, at most `limit` of them; None when not even the empty tags fit.
+
+    Whole documents are kept from the best one on; the first that does not fit is cut short, if some of it fits.
+    """
+    lines = [_line(i, d, special_tokens) for i, d in enumerate(documents, 1)]
+    best: list[int] | None = None
+    for kept in range(len(lines), -1, -1):
+        ids = encode(OPEN + "".join(lines[:kept]) + CLOSE)
+        if len(ids) <= limit:
+            best = ids
+            break
+    if best is None or kept == len(lines):
+        return best
+    return _with_part("".join(lines[:kept]), lines[kept], encode, limit) or best
+
+
+def _with_part(whole: str, line: str, encode: Callable[[str], list[int]], limit: int) -> list[int] | None:
+    low, high, best = line.index(") ") + 2, len(line) - 1, None  # its title is kept whole
+    while low < high:
+        middle = (low + high + 1) // 2
+        ids = encode(OPEN + whole + line[:middle].rstrip() + "\n" + CLOSE)
+        if len(ids) <= limit:
+            low, best = middle, ids
+        else:
+            high = middle - 1
+    return best
+
+
+def _line(number: int, document: Document, special_tokens: tuple[str, ...]) -> str:
+    title, text = (neutralise(part, special_tokens) for part in (document.title, document.text))
+    return f"Doc {number}(Title: {title}) {text}\n"

@@ -1,0 +1,171 @@
+"""The client of /retrieve: queries of concurrent rollouts travel in one request; failures are retried, counted, bounded."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from services.actor.observation import Document
+
+WINDOW_S = 0.002  # how long a query waits for company
+MAX_MERGED = 128  # queries of one request
+_BACKOFF_S, _BACKOFF_CAP_S = 0.1, 2.0
+
+
+class RetrievalFailed(Exception):
+    """The retriever did not answer within its retries, or refused the query; the rollout is masked, never scored 0."""
+
+
+class Retriever:
+    """`search` from any number of tasks. Use `async with`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        topk: int,
+        timeout_s: float,
+        retries: int,
+        max_query_chars: int = 2000,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.topk, self.retries, self.max_query_chars = topk, retries, max_query_chars
+        self.on_retry = on_retry
+        self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
+        self._waiting: list[tuple[str, asyncio.Future[list[Document]]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+        self._index: str | None = None
+
+    async def __aenter__(self) -> "Retriever":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._sending:
+            task.cancel()
+        await self._client.aclose()
+
+    async def search(self, query: str) -> list[Document]:
+        """The passages for one query, best first. Raises RetrievalFailed."""
+        answer: asyncio.Future[list[Document]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((query[: self.max_query_chars], answer))
+        if len(self._waiting) >= MAX_MERGED:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self._flush)
+        return await answer
+
+    async def index(self) -> str:
+        """The fingerprint of the retriever's index, asked again after the retriever was away. Raises RetrievalFailed."""
+        if self._index is None:
+            self._index = await self._retry(self._ask_index)
+        return self._index
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._waiting = self._waiting, []
+        if batch:
+            task = asyncio.ensure_future(self._answer(batch))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _answer(self, batch: list[tuple[str, asyncio.Future[list[Document]]]]) -> None:
+        batch = [(query, answer) for query, answer in batch if not answer.done()]
+        if not batch:
+            return
+        try:
+            found = await self._retry(lambda: self._post([query for query, _ in batch]))
+        except _Refused as error:
+            if len(batch) > 1:  # one bad query must not fail the others
+                await asyncio.gather(*(self._answer([item]) for item in batch))
+                return
+            _fail(batch, RetrievalFailed(str(error)))
+        except RetrievalFailed as error:
+            _fail(batch, error)
+        else:
+            for (_, answer), documents in zip(batch, found, strict=True):
+                if not answer.done():
+                    answer.set_result(documents)
+
+    async def _retry(self, call: Callable[[], Any]) -> Any:
+        for attempt in range(self.retries + 1):
+            try:
+                return await call()
+            except _Refused:
+                raise
+            except (httpx.HTTPError, _BadAnswer) as error:
+                last = f"{type(error).__name__}: {error}"
+                if isinstance(error, httpx.TransportError):
+                    self._index = None  # what comes back may serve another index
+            if attempt < self.retries:
+                self.on_retry()
+                await asyncio.sleep(min(_BACKOFF_S * 2**attempt, _BACKOFF_CAP_S))
+        raise RetrievalFailed(f"{self.url} did not answer after {self.retries + 1} tries ({last})")
+
+    async def _post(self, queries: list[str]) -> list[list[Document]]:
+        request = {"queries": queries, "topk": self.topk, "return_scores": True}
+        response = await self._client.post(f"{self.url}/retrieve", json=request)
+        if 400 <= response.status_code < 500:
+            raise _Refused(f"{self.url} refused the query: {response.status_code} {response.text[:200]}")
+        return documents_of(_json(response), len(queries))
+
+    async def _ask_index(self) -> str:
+        answer = _json(await self._client.get(f"{self.url}/health"))
+        if not isinstance(answer, dict) or not isinstance(answer.get("index"), str):
+            return ""  # another retriever, which has no fingerprint
+        return answer["index"]
+
+
+class _BadAnswer(Exception):
+    """A status or a body that is not an answer; worth another try."""
+
+
+class _Refused(Exception):
+    """A 4xx: the same request would be refused again."""
+
+
+def documents_of(answer: Any, queries: int) -> list[list[Document]]:
+    """Read both shapes of an answer: {"document", "score"} pairs or bare documents. Raises _BadAnswer for any other."""
+    result = answer.get("result") if isinstance(answer, dict) else None
+    if not isinstance(result, list) or len(result) != queries:
+        raise _BadAnswer(f"no list of {queries} results in the answer")
+    return [[_document(hit) for hit in _list(hits)] for hits in result]
+
+
+def _list(hits: Any) -> list[Any]:
+    if not isinstance(hits, list):
+        raise _BadAnswer("the hits of a query are not a list")
+    return hits
+
+
+def _document(hit: Any) -> Document:
+    document = hit.get("document", hit) if isinstance(hit, dict) else None
+    if not isinstance(document, dict):
+        raise _BadAnswer("a hit is not a document")
+    title, text = document.get("title"), document.get("text")
+    if title is None or text is None:
+        contents = document.get("contents")
+        if not isinstance(contents, str):
+            raise _BadAnswer("a document without contents")
+        title, _, text = contents.partition("\n")
+        title = title.strip('"')
+    return Document(str(document.get("id", "")), str(title), str(text))
+
+
+def _json(response: httpx.Response) -> Any:
+    if response.status_code != 200:
+        raise _BadAnswer(f"status {response.status_code}")
+    try:
+        return response.json()
+    except ValueError:
+        raise _BadAnswer("the answer is not JSON") from None
+
+
+def _fail(batch: list[tuple[str, asyncio.Future[list[Document]]]], error: RetrievalFailed) -> None:
+    for _, answer in batch:
+        if not answer.done():
+            answer.set_exception(error)

@@ -1,0 +1,62 @@
+"""A random Llama model of 30 thousand parameters with a word tokenizer, written as a Hugging Face directory."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SPECIALS = ["<|pad|>", "<|unk|>", "<|end|>", "<|user|>", "<|assistant|>", "<|stop|>"]
+TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", "Doc", "Title", "1", "2", "3", "(", ")", ":", ".", ",", "?"]
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|assistant|>' if m['role'] == 'assistant' else '<|user|>' }}{{ m['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_tokenizer(directory: Path) -> None:
+    vocabulary = [*SPECIALS, *TAGS, *WORDS]
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<|unk|>"))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"</?(?:think|search|information|answer)>|\w+|[^\w\s]"), "isolated"),
+            pre_tokenizers.WhitespaceSplit(),
+        ]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        unk_token="<|unk|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>", "<|stop|>"],
+        chat_template=TEMPLATE,
+    ).save_pretrained(directory)
+
+
+def build_model(seed: int, tied: bool = True) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        eos_token_id=2,
+        pad_token_id=0,
+        bos_token_id=None,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.generation_config = GenerationConfig(eos_token_id=[2, 5], pad_token_id=0)
+    return model
+
+
+def write_model(directory: Path, seed: int, tied: bool = True) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    build_model(seed, tied).save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory
