@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 
+from shared.cancellation import stop
 from shared.config import Config, load_service_config
 from shared.errors import UserError
 
@@ -38,11 +39,14 @@ def main(service: str, serve: Callable[[Config], None]) -> None:
 
 
 async def _until_signalled(work: Coroutine[None, None, None]) -> None:
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
+    task, told_to_stop = asyncio.ensure_future(work), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        log.info("stopped")
+        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
+    waiting = asyncio.ensure_future(told_to_stop.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        waiting.cancel()
+        task.result()
+        return
+    await stop(task)
+    log.info("stopped")

@@ -1,7 +1,9 @@
 """Prometheus metrics of the replay service."""
 
-import numpy as np
-from prometheus_client import Counter, Gauge, Histogram
+from functools import partial
+
+import prometheus_client
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.replay.state import Composed, State
 from shared.messages import GroupHeader
@@ -13,7 +15,11 @@ _DRIFTS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 class ReplayMetrics:
     """All series of the service, set from the state so that a restart shows the truth at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        Gauge, Counter, Histogram = (
+            partial(kind, registry=registry)
+            for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
+        )
         p = "headrace_replay_"
         self.step = Gauge(p + "step", "the next step to be trained")
         self.version = Gauge(p + "learner_version", "the number of the published version")
@@ -92,8 +98,3 @@ class ReplayMetrics:
         ):
             self.totals.labels(what).set(getattr(c, what))
         self.totals.labels("trained_twice").set(c.trained_twice)
-
-
-def finite(values: np.ndarray) -> np.ndarray:
-    """Without the NaN of groups that were never measured."""
-    return values[np.isfinite(values)]

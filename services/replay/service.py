@@ -13,6 +13,7 @@ import logging
 import time
 
 import redis.asyncio
+from prometheus_client import REGISTRY, CollectorRegistry
 from redis.exceptions import RedisError
 
 from services.replay import evaluation, transitions
@@ -21,6 +22,7 @@ from services.replay.policies import get_policy
 from services.replay.selection import Selection
 from services.replay.state import State, Store, Superseded, Transaction
 from shared import messages
+from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Scan, ScanResult, Trained
@@ -37,13 +39,18 @@ class Replay:
     """One run's replay service. `state` is None until Redis has answered."""
 
     def __init__(
-        self, config: Config, client: redis.asyncio.Redis, train: PromptSource, held_out: PromptSource | None
+        self,
+        config: Config,
+        client: redis.asyncio.Redis,
+        train: PromptSource,
+        held_out: PromptSource | None,
+        registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self.config, self.client, self.train, self.held_out = config, client, train, held_out
         self.keys = Keys(config.run.name)
         self.store = Store(client, self.keys)
         self.policy = get_policy(config.replay.policy)
-        self.metrics = ReplayMetrics()
+        self.metrics = ReplayMetrics(registry)
         self.state: State | None = None
         self._life = 0
         self._scans = 0
@@ -61,10 +68,10 @@ class Replay:
             except* Superseded as error:
                 raise UserError(str(error.exceptions[0])) from None
             except* RedisError as error:
+                raise_if_cancelled()  # a reader that fails while being cancelled hides that in this group of errors
                 waiting_since = waiting_since or time.monotonic()
-                log.warning(
-                    "Redis: %s; waiting for it since %.0f s", error.exceptions[0], time.monotonic() - waiting_since
-                )
+                waited = time.monotonic() - waiting_since
+                log.warning("Redis: %s; waiting for it since %.0f s", error.exceptions[0], waited)
                 self.metrics.reconnects.inc()
                 await asyncio.sleep(RETRY_S)
 
@@ -84,6 +91,7 @@ class Replay:
                 tasks.create_task(_forward(inbox, arrived))
             entries: list[Entry] = []
             while True:
+                raise_if_cancelled()
                 async with self.store.transaction(state) as tx:
                     for entry in entries:
                         self._apply(state, tx, entry)
@@ -190,5 +198,6 @@ class Replay:
 
 async def _forward(inbox: Inbox, queue: asyncio.Queue[list[Entry]]) -> None:
     while True:
+        raise_if_cancelled()
         if entries := await inbox.read(READ_COUNT):
             await queue.put(entries)

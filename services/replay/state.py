@@ -201,7 +201,7 @@ class Store:
 
     @asynccontextmanager
     async def transaction(self, state: State) -> AsyncIterator[Transaction]:
-        """Everything in the block, or nothing. Raises Superseded, or a RedisError: then the state must be loaded again."""
+        """Everything in the block or nothing. Raises Superseded, or a RedisError: the state must be loaded again."""
         async with self.client.pipeline(transaction=True) as pipe:
             epoch = _table(self.keys, "epoch")
             await pipe.watch(epoch)

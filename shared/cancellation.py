@@ -1,0 +1,26 @@
+"""Cancellation that arrives for certain.
+
+On Python 3.11 `asyncio.wait_for`, which redis-py awaits at every command, drops a cancellation that comes in the
+moment its future completes. So whoever cancels asks again until the task is done, and every endless loop checks
+whether it was asked.
+"""
+
+import asyncio
+
+ASK_AGAIN_S = 0.2
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError when this task was told to stop and something in it swallowed that."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def stop(*tasks: asyncio.Task) -> None:
+    """Cancel these tasks and wait until they have ended, however they end."""
+    running = {task for task in tasks if not task.done()}
+    while running:
+        for task in running:
+            task.cancel()
+        _, running = await asyncio.wait(running, timeout=ASK_AGAIN_S)

@@ -1,0 +1,173 @@
+"""Peers of the replay service that speak the real protocol over the real Redis, with waiting in place of the work."""
+
+import asyncio
+import random
+import uuid
+
+import redis.asyncio
+
+from shared import messages, streams
+from shared.cancellation import raise_if_cancelled
+from shared.config import Config
+from shared.messages import Batch, Checkpointed, Finish, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained
+from shared.prompts import Example
+from shared.redis_client import connect_async
+from shared.streams import ACTORS, LEARNER, GroupStore, Inbox, Keys
+from shared.versions import Version
+
+_open: list[redis.asyncio.Redis] = []
+
+
+def client_of(url: str) -> redis.asyncio.Redis:
+    """A client that the test's fixture closes."""
+    _open.append(connect_async(url))
+    return _open[-1]
+
+
+async def close_clients() -> None:
+    """Close what `client_of` opened."""
+    while _open:
+        await _open.pop().aclose()
+
+
+class Questions:
+    """A data set of n numbered questions."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Example:
+        return Example(id=str(i), data_source="made", messages=None, question=f"question {i}", ground_truth=[str(i)])
+
+
+class PeerActor:
+    """Answers tasks after a random time; some attempts fail; the learner's version at the start is the group's."""
+
+    def __init__(self, url: str, config: Config, seed: int, fail_share: float = 0.0, slots: int = 4) -> None:
+        self.client, self.keys = client_of(url), Keys(config.run.name)
+        self.rng, self.fail_share, self.slots = random.Random(seed), fail_share, slots
+        self.id = f"peer-{uuid.uuid4().hex[:6]}"
+        self.store = GroupStore(self.client, self.keys)
+        self.version = Version(0, 0)
+        self.begun_too_early: list[str] = []
+
+    async def run(self) -> None:
+        inbox = Inbox(self.client, self.keys.tasks, ACTORS, self.id, reclaim_ms=400)
+        running: set[asyncio.Task] = set()
+        while True:
+            raise_if_cancelled()
+            entries = await inbox.read(self.slots - len(running), block_ms=50) if len(running) < self.slots else []
+            for entry in entries:
+                running.add(asyncio.create_task(self._answer(entry)))
+            if running:
+                await asyncio.wait(running, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
+            for done in [t for t in running if t.done()]:
+                done.result()
+                running.discard(done)
+
+    async def _answer(self, entry: streams.Entry) -> None:
+        task = messages.decode(entry.data, Task)
+        notice = await self.client.xrevrange(self.keys.weights, count=1)
+        version = messages.decode(notice[0][1][streams.FIELD], messages.WeightsNotice).version
+        if version.number < task.min_version and version.lineage == 0:
+            self.begun_too_early.append(task.id)
+        await asyncio.sleep(self.rng.expovariate(1 / 0.004))
+        failed = self.rng.random() < self.fail_share
+        header = header_for(task, self.rng, Version(version.lineage, max(version.number, task.min_version)), failed)
+        payload = b"" if failed or task.kind == "eval" else b"p" * header.payload_bytes
+        await self.store.store(task.id, messages.encode(header), payload, entry.id)
+
+
+def header_for(task: Task, rng: random.Random, version: Version, failed: bool = False) -> GroupHeader:
+    """A header with random outcomes."""
+    g = task.group_size
+    correct = [rng.random() < 0.5 for _ in range(g)]
+    return GroupHeader(
+        id=task.id, kind=task.kind, number=task.number, attempt=task.attempt, round=task.round, actor="peer",
+        data_source=task.data_source, rewards=[float(c) for c in correct], correct=correct,
+        signs=[1 if c else -1 for c in correct], statuses=["finished"] * g, prompt_tokens=5, sampled_tokens=[7] * g,
+        total_tokens=[9] * g, searches=[1] * g, version_min=version, version_max=version, headroom=rng.random(),
+        payload_bytes=0 if failed else 64, seconds=0.1, env_seconds=0.0, fingerprints={"tokenizer": "a"},
+        failure="the environment did not answer" if failed else "",
+    )  # fmt: skip
+
+
+class PeerLearner:
+    """Trains by counting; checkpoints every `every` steps. `trained` is what it has trained, per lineage."""
+
+    def __init__(self, url: str, config: Config, every: int = 3, seed: int = 0, max_drift: float = 0.02) -> None:
+        self.url, self.config, self.keys, self.every = url, config, Keys(config.run.name), every
+        self.client = client_of(url)
+        self.saved = 0
+        self.lineage = -1
+        self.trained: list[tuple[int, Batch]] = []
+        self.scans: list[Scan] = []
+        self.rng, self.max_drift = random.Random(seed), max_drift
+        self.finished = False
+
+    async def run(self) -> None:
+        """One life: from the checkpoint until cancelled or finished."""
+        self.lineage += 1
+        step = self.saved
+        inbox = Inbox(self.client, self.keys.work, LEARNER, "learner")
+        await self._publish(Version(self.lineage, step), Hello(version=Version(self.lineage, step)))
+        unsaved: list[bytes] = []
+        while True:
+            raise_if_cancelled()
+            for entry in await inbox.read(8, block_ms=50):
+                match messages.decode(entry.data, messages.Work):
+                    case Scan() as scan:
+                        self.scans.append(scan)
+                        records = [self.record(id) for id in scan.ids] if scan.step == step else []
+                        result = ScanResult(scan=scan.scan, step=scan.step, version=Version(self.lineage, step),
+                                            records=records, seconds=0.001)  # fmt: skip
+                        async with self.client.pipeline(transaction=True) as pipe:
+                            streams.add(pipe, self.keys.results, messages.encode(result))
+                            streams.ack(pipe, entry.stream, LEARNER, entry.id)
+                            await pipe.execute()
+                    case Batch() as batch:
+                        if batch.step < self.saved:
+                            await inbox.ack(entry.id)
+                            continue
+                        unsaved.append(entry.id)
+                        if batch.step < step:
+                            continue
+                        assert batch.step == step, f"batch {batch.step} at step {step}"
+                        await asyncio.sleep(0.002)
+                        self.trained.append((self.lineage, batch))
+                        step += 1
+                        version = Version(self.lineage, step)
+                        records = [self.record(id) for id in [*batch.replay, *batch.fresh]]
+                        await self._publish(version, Trained(step=batch.step, version=version, records=records,
+                                                             rejected=[], metrics={"loss": 0.0}))  # fmt: skip
+                        if step % self.every == 0:
+                            self.saved = step
+                            async with self.client.pipeline(transaction=True) as pipe:
+                                streams.ack(pipe, entry.stream, LEARNER, *unsaved)
+                                streams.add(
+                                    pipe, self.keys.results, messages.encode(Checkpointed(version=version, step=step))
+                                )
+                                await pipe.execute()
+                            unsaved.clear()
+                    case Finish():
+                        self.finished = True
+                        return
+
+    async def _publish(self, version: Version, result: messages.Message) -> None:
+        notice = messages.WeightsNotice(
+            version=version, location=version.directory, digest="", size=0, published=0.0, canary=[]
+        )
+        async with self.client.pipeline(transaction=True) as pipe:
+            streams.add(pipe, self.keys.weights, messages.encode(notice), keep=16)
+            streams.add(pipe, self.keys.results, messages.encode(result))
+            await pipe.execute()
+
+    def record(self, id: str) -> Record:
+        drift, headroom = self.rng.random() * self.max_drift, self.rng.random()
+        return Record(id=id, tokens=56, tokens_positive=28, tokens_negative=28, mean_p_positive=0.5,
+        mean_p_negative=0.5,
+                      headroom=headroom, sum_d=0.0, sum_d2=drift * 56, max_abs_d=0.1, k3=0.0, dead_share=0.0,
+                      headroom_ref=headroom)  # fmt: skip

@@ -1,0 +1,170 @@
+"""The replay service over a real Redis, with peers that speak the real protocol, and crashes at any moment."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.replay.service import Replay
+from services.replay.state import Store
+from shared import events
+from shared.cancellation import stop
+from shared.streams import Keys
+from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
+
+
+def new_replay(config, held_out=None):
+    return Replay(config, client_of(config.redis.url), Questions(50), held_out, CollectorRegistry())
+
+
+async def run_to_the_end(config, *, actors=2, held_out=None, fail_share=0.0, crashes=0, learner_crashes=0, seed=0):
+    """Run replay and its peers until the learner is told to finish, crashing them on the way."""
+    url, rng = config.redis.url, random.Random(seed)
+    learner = PeerLearner(url, config, seed=seed)
+    peers = [PeerActor(url, config, seed=seed + i, fail_share=fail_share) for i in range(actors)]
+    service = new_replay(config, held_out)
+    running = {"replay": asyncio.create_task(service.run()), "learner": asyncio.create_task(learner.run())}
+    await asyncio.sleep(0.05)
+    workers = [asyncio.create_task(peer.run()) for peer in peers]
+    try:
+        async with asyncio.timeout(60):
+            while not learner.finished:
+                await asyncio.sleep(rng.uniform(0.02, 0.12))
+                for task in [*running.values(), *workers]:
+                    if task.done() and not learner.finished:
+                        task.result()
+                if crashes:
+                    crashes -= 1
+                    await stop(running["replay"])
+                    service = new_replay(config, held_out)
+                    running["replay"] = asyncio.create_task(service.run())
+                if learner_crashes and not learner.finished:
+                    learner_crashes -= 1
+                    await stop(running["learner"])
+                    running["learner"] = asyncio.create_task(learner.run())
+    finally:
+        await stop(*running.values(), *workers)
+    client = client_of(url)
+    state = await Store(client, Keys(config.run.name)).load(now=0.0)
+    records = [record for _, record in events.parse(await client.xrange(Keys(config.run.name).events))]
+    assert all(not peer.begun_too_early for peer in peers)
+    return state, learner, records
+
+
+def check_the_run(config, state, learner, records):
+    """What must hold whatever happened: every step once, in order, and by the method."""
+    steps = config.run.steps
+    b, K, capacity = config.learner.batch, config.replay_groups, config.replay.capacity
+    assert [r["step"] for r in records if r["kind"] == "step"] == list(range(steps))
+    last = {}
+    for lineage, batch in learner.trained:
+        assert last.setdefault(batch.step, (lineage, batch))[1] == batch, "a step trained again has the same batch"
+    batches = [last[step][1] for step in range(steps)]
+    fresh = [id for batch in batches for id in batch.fresh]
+    assert all(count == 1 for count in Counter(fresh).values()), "a group was fresh twice"
+    assert len(fresh) == steps * b
+    at = {id: batch.step for batch in batches for id in batch.fresh}
+    for batch in batches:
+        assert len(batch.fresh) == b and len(batch.replay) <= K and len(set(batch.replay)) == len(batch.replay)
+        assert all(at[id] < batch.step for id in batch.replay), "a group was replayed in the step it was fresh in"
+    assert all(r["lag_max"] <= config.replay.max_lag for r in records if r["kind"] == "step")
+    assert len(state.buffer) <= capacity
+    c = state.counters
+    assert (c.step, c.trained, c.trained_twice, c.lost) == (steps, steps * b, 0, 0)
+    assert c.generated == c.trained and not state.tasks and not state.fresh
+
+
+@pytest.mark.parametrize("policy", ["headroom_drift", "naive", "uniform", "none"])
+async def test_a_run_trains_every_group_once(make_config, policy):
+    config = make_config(replay={"policy": policy})
+    state, learner, records = await run_to_the_end(config)
+    check_the_run(config, state, learner, records)
+    replayed = sum(r["replay_groups"] for r in records if r["kind"] == "step")
+    assert (replayed > 0) == (policy != "none")
+    assert bool(learner.scans) == (policy == "headroom_drift")
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+async def test_the_lag_bound_holds(make_config, max_lag):
+    config = make_config(replay={"max_lag": max_lag})
+    state, learner, records = await run_to_the_end(config, seed=max_lag)
+    check_the_run(config, state, learner, records)
+
+
+async def test_replay_killed_again_and_again_loses_nothing(make_config):
+    config = make_config(run={"steps": 20})
+    state, learner, records = await run_to_the_end(config, crashes=12, fail_share=0.1, seed=5)
+    check_the_run(config, state, learner, records)
+
+
+async def test_a_learner_that_resumes_is_given_the_same_batches_again(make_config):
+    config = make_config(run={"steps": 20})
+    state, learner, records = await run_to_the_end(config, learner_crashes=4, seed=6)
+    assert learner.lineage == 4
+    check_the_run(config, state, learner, records)
+
+
+async def test_both_crash(make_config):
+    config = make_config(run={"steps": 20}, replay={"max_lag": 2})
+    state, learner, records = await run_to_the_end(config, crashes=6, learner_crashes=4, fail_share=0.1, seed=7)
+    check_the_run(config, state, learner, records)
+
+
+async def test_evaluation_frames_the_run_and_its_rounds_are_complete(make_config):
+    config = make_config(eval={"every": 5, "samples": 2}, replay={"max_lag": 1})
+    held_out = Questions(9)
+    state, learner, records = await run_to_the_end(config, held_out=held_out, crashes=3)
+    check_the_run(config, state, learner, records)
+    evals = {r["round"]: r for r in records if r["kind"] == "eval"}
+    assert sorted(evals) == [0, 5, 10, 12]
+    assert all(r["n"] == 9 and r["failed"] == 0 for r in evals.values())
+    assert evals[0]["version_max"] == [0, 0] and evals[12]["version_min"][1] == 12
+    first_step = min(i for i, r in enumerate(records) if r["kind"] == "step")
+    assert [r["kind"] for r in records].index("eval") < first_step, "the baseline is in before the first step"
+
+
+async def test_payloads_of_groups_nobody_needs_are_deleted_after_the_checkpoint(make_config):
+    config = make_config(run={"steps": 12})
+    state, _, _ = await run_to_the_end(config)
+    client, keys = client_of(config.redis.url), Keys(config.run.name)
+    left = {key.decode().rpartition(":")[2] async for key in client.scan_iter(keys.payload("*"))}
+    assert left == {row.id for row in state.buffer}
+
+
+async def test_a_task_that_always_fails_is_given_up_and_replaced(make_config):
+    config = make_config(run={"steps": 3}, replay={"max_attempts": 2, "policy": "none"})
+    state, _, records = await run_to_the_end(config, fail_share=0.45, seed=9)
+    c = state.counters
+    assert c.lost > 0 and c.trained == 12 and c.issued == 12 + c.lost
+    assert any("given up after 2 attempts" in r.get("text", "") for r in records)
+
+
+async def test_malformed_entries_are_buried_and_the_run_goes_on(make_config):
+    config = make_config(run={"steps": 4})
+    client, keys = client_of(config.redis.url), Keys(config.run.name)
+    for junk in (b"", b"\xff\xff", b"\x80", b"x" * 100_000):
+        await client.xadd(keys.groups, {"m": junk})
+        await client.xadd(keys.results, {"m": junk})
+    state, learner, records = await run_to_the_end(config)
+    check_the_run(config, state, learner, records)
+    letters = await client.xrange(keys.dead)
+    assert len(letters) == 8
+    assert {fields[b"source"] for _, fields in letters} == {b"groups", b"results"}
+    assert max(len(fields[b"data"]) for _, fields in letters) <= 65_536
+
+
+async def test_a_second_replay_process_takes_over_and_the_first_leaves(make_config):
+    config = make_config(run={"steps": 200})
+    url = config.redis.url
+    learner, actor = PeerLearner(url, config), PeerActor(url, config, 0)
+    first = asyncio.create_task(new_replay(config, None).run())
+    others = [asyncio.create_task(learner.run())]
+    await asyncio.sleep(0.05)
+    others.append(asyncio.create_task(actor.run()))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(new_replay(config, None).run())
+    done, _ = await asyncio.wait([first], timeout=5)
+    assert done and "taken over" in str(first.exception())
+    await stop(second, *others)
