@@ -219,11 +219,9 @@ def _sentence(error: ValidationError) -> str:
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = known_keys() if "." in key else list(Config.model_fields)
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-        if "." in key and not near:
-            near = difflib.get_close_matches(
-                key.partition(".")[2], [k.partition(".")[2] for k in known], n=1, cutoff=0.6
-            )
+        setting = key.rpartition(".")[2]
+        near = [k for k in known if k.rpartition(".")[2] == setting]  # the right setting in another section
+        near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
         hint = f"; did you mean '{near[0]}'?" if near else f"; the sections are {', '.join(Config.model_fields)}."
         return f"unknown key '{key}'{hint}"
     given = first.get("input")

@@ -1,0 +1,61 @@
+"""Configuration: files, variables and overrides, and the sentence for each mistake."""
+
+import pytest
+
+from shared import config
+from shared.errors import UserError
+
+
+def test_later_sources_win(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[learner]\nlr = 1e-4\nbatch = 8\n[run]\nname = "a"\n')
+    c = config.load(file, ["--learner.lr", "3e-4"], {"HEADRACE_LEARNER__LR": "2e-4", "HEADRACE_REPLAY__TAU": "0.5"})
+    assert (c.learner.lr, c.learner.batch, c.replay.tau, c.run.name) == (3e-4, 8, 0.5, "a")
+
+
+def test_a_resolved_configuration_reads_back_the_same(tmp_path):
+    c = config.load(
+        None, ["--env.prompt", 'say "{question}"\n\\ now', "--learner.lr=5e-7", "--data.shuffle", "false"], {}
+    )
+    file = tmp_path / "config.toml"
+    file.write_text(c.to_toml())
+    assert config.load(file, [], {}) == c
+
+
+def test_the_password_stays_out_of_the_resolved_configuration():
+    c = config.load(None, ["--redis.url", "redis://:secret@host:6379/0"], {})
+    assert "secret" not in c.to_toml() and "host:6379" in c.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["--learner.lrr", "1"], "unknown key 'learner.lrr'; did you mean 'learner.lr'?"),
+        (["--lerner.lr", "1"], "unknown key 'lerner'; did you mean 'learner'?"),
+        (["--learner.tau", "1"], "did you mean 'replay.tau'?"),
+        (["--learner.batch", "6", "--learner.mini_batch=4"], "(6 = 1 x 4 + 2): set learner.batch to 4 or 8"),
+        (["--rollout.group_size", "1"], "greater than or equal to 2 (given: 1)"),
+        (["--learner.lr", "fast"], "'learner.lr'"),
+        (["--rollout.top_p", "0.9"], "biased"),
+        (["--rollout.max_tokens", "100"], "exceeds rollout.max_tokens = 100"),
+        (["--replay.capacity", "4", "--learner.batch", "16"], "cannot hold the replay.select = 8 groups"),
+        (["--replay.select", "3", "--replay.unit", "2"], "groups beyond 2 could never be used"),
+        (["--learner.kl", "0.1"], "model.kl_reference"),
+        (["--learner.lr"], "has no value"),
+        (["learner.lr", "1"], "is not an override"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(overrides, said):
+    with pytest.raises(UserError) as error:
+        config.load(None, overrides, {})
+    text = str(error.value)
+    assert said in text and "\n" not in text and "Traceback" not in text
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"there is no configuration file .*nowhere\.toml"):
+        config.load(tmp_path / "nowhere.toml", [], {})
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\nname = 1")
+    with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
+        config.load(broken, [], {})

@@ -1,0 +1,85 @@
+"""Streams over a real Redis: nothing lost, nothing kept from those who can do it, nothing blocked by a restart."""
+
+import asyncio
+
+import pytest_asyncio
+
+from shared import streams
+from shared.redis_client import connect_async
+from shared.streams import GroupStore, Inbox, Keys
+
+
+@pytest_asyncio.fixture
+async def client(redis_url):
+    client = connect_async(redis_url)
+    yield client
+    await client.aclose()
+
+
+async def put(client, stream, *values):
+    for value in values:
+        await streams.add(client, stream, value)
+
+
+async def test_an_entry_is_delivered_again_to_its_reader_until_it_is_acknowledged(client):
+    await put(client, "s", *[b"%d" % i for i in range(7)])
+    first = Inbox(client, "s", "g", "me")
+    await first.read(1, block_ms=10)  # creates the group
+    got = [entry for _ in range(3) for entry in await first.read(3, block_ms=10)]
+    assert [entry.data for entry in got] == [b"%d" % i for i in range(7)]
+    await first.ack(got[0].id)
+    again = Inbox(client, "s", "g", "me")
+    back = [entry for _ in range(4) for entry in await again.read(2, block_ms=10)]
+    assert [entry.data for entry in back] == [b"%d" % i for i in range(1, 7)], "in portions smaller than the backlog"
+    assert await client.xlen("s") == 6, "an acknowledged entry is deleted"
+
+
+async def test_a_dead_readers_entries_are_taken_over_and_a_living_ones_are_not(client):
+    await put(client, "s", b"dead", b"alive")
+    dead, alive = Inbox(client, "s", "g", "dead"), Inbox(client, "s", "g", "alive")
+    await dead.create()
+    (lost,) = await dead.read(1, block_ms=10)
+    (held,) = await alive.read(1, block_ms=10)
+    heir = Inbox(client, "s", "g", "heir", reclaim_ms=200)
+    for _ in range(5):
+        await asyncio.sleep(0.08)
+        await alive.renew([held.id])
+    taken = [entry for _ in range(3) for entry in await heir.read(5, block_ms=80)]
+    assert [entry.id for entry in taken] == [lost.id]
+
+
+async def test_a_group_that_is_missing_is_created_again(client):
+    inbox = Inbox(client, "s", "g", "me")
+    await put(client, "s", b"a")
+    await inbox.read(1, block_ms=10)
+    assert [e.data for e in await inbox.read(1, block_ms=10)] == [b"a"]
+    await client.flushall()
+    await put(client, "s", b"b")
+    got = [entry for _ in range(2) for entry in await inbox.read(1, block_ms=10)]
+    assert [entry.data for entry in got] == [b"b"]
+
+
+async def test_a_group_is_written_once_and_its_task_acknowledged_in_any_case(client):
+    keys = Keys("r")
+    tasks = Inbox(client, keys.tasks, streams.ACTORS, "a")
+    await tasks.create()
+    await put(client, keys.tasks, b"task", b"task again")
+    first, second = await tasks.read(2, block_ms=10)
+    store = GroupStore(client, keys)
+    assert await store.store("t1", b"header", b"payload", first.id) is True
+    assert await store.store("t1", b"other", b"different", second.id) is False
+    assert await client.get(keys.payload("t1")) == b"payload"
+    assert await client.xlen(keys.groups) == 1
+    assert await client.xlen(keys.tasks) == 0
+
+
+async def test_dead_letters_are_bounded_in_number_and_size(client):
+    keys = Keys("r")
+    async with client.pipeline() as pipe:
+        for _ in range(streams.DEAD_LETTERS_KEPT + 500):
+            streams.bury(pipe, keys, "groups", "why " * 1000, b"x" * 200)
+        streams.bury(pipe, keys, "groups", "big", b"x" * 10**6)
+        await pipe.execute()
+    assert await client.xlen(keys.dead) <= streams.DEAD_LETTERS_KEPT + 100  # trimmed by whole nodes
+    (_, last), *_ = await client.xrevrange(keys.dead, count=1)
+    assert len(last[b"data"]) == streams.DEAD_LETTER_BYTES

@@ -1,0 +1,43 @@
+"""Weights on disk: whole or not there, and never silently different."""
+
+import pytest
+
+from shared import weights
+from shared.errors import UserError
+from shared.versions import Version
+
+
+def write(content: bytes):
+    return lambda directory: (directory / "model.safetensors").write_bytes(content)
+
+
+def test_a_published_version_verifies_and_a_changed_one_does_not(tmp_path):
+    path, digest, size = weights.publish(tmp_path, Version(0, 3), write(b"abc"))
+    assert size == 3 and weights.published(tmp_path) == [Version(0, 3)]
+    weights.verify(path, digest)
+    (path / "model.safetensors").write_bytes(b"abd")
+    with pytest.raises(UserError, match="damaged or replaced"):
+        weights.verify(path, digest)
+    with pytest.raises(UserError, match="are not there"):
+        weights.verify(tmp_path / "v0000-00000009", digest)
+
+
+def test_a_failed_write_leaves_no_version_behind(tmp_path):
+    def fail(directory):
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        weights.publish(tmp_path, Version(0, 1), fail)
+    assert weights.published(tmp_path) == []
+
+
+def test_publishing_again_replaces_and_deleting_removes(tmp_path):
+    weights.publish(tmp_path, Version(1, 2), write(b"old"))
+    path, digest, _ = weights.publish(tmp_path, Version(1, 2), write(b"new"))
+    weights.verify(path, digest)
+    weights.publish(tmp_path, Version(0, 9), write(b"x"))
+    assert weights.published(tmp_path) == [Version(0, 9), Version(1, 2)]
+    weights.delete(tmp_path, Version(1, 2))
+    weights.delete(tmp_path, Version(1, 2))
+    assert weights.published(tmp_path) == [Version(0, 9)]
