@@ -93,7 +93,7 @@ def _drift(ax: Axes, steps: Records) -> None:
     _line(ax, learner, "replay_kl", VIOLET, "KL of replayed groups")
     _line(ax, steps, "drift_mean", ORANGE, "drift of scanned groups")
     _line(ax, steps, "headroom_mean", BLUE, "headroom of replayed groups")
-    if ax.has_data():
+    if any(np.any(np.asarray(line.get_ydata()) > 0) for line in ax.get_lines()):
         ax.set_yscale("log")
 
 

@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cli import plan, ports
+from cli import local_redis, plan, ports
 from cli.prompt_lengths import PromptTokens
+from cli.recorder import EVENTS, read_records
+from cli.summary import last_of_each_step
 from services.learner.model_files import find_model
 from shared.config import Config
 from shared.errors import UserError
@@ -57,6 +59,23 @@ class Preflight:
             raise UserError(
                 f"the run folder {folder} exists already: continue it with `headrace up --resume {folder}`, "
                 "or choose another name with --run.name NAME."
+            )
+        if self.resuming:
+            self._unfinished(folder)
+
+    def _unfinished(self, folder: Path) -> None:
+        records = read_records(folder / EVENTS)
+        steps = len(last_of_each_step(records))
+        saved = (self.config.checkpoints_dir / f"step_{steps}").is_dir()
+        if steps >= self.config.run.steps and saved and any(r["kind"] == "finished" for r in records):
+            raise UserError(
+                f"the run in {folder} has trained all of its {steps} steps: "
+                f"go on with --run.steps {2 * steps}, for example."
+            )
+        if self.config.redis.url and (folder / local_redis.FOLDER).is_dir():
+            raise UserError(
+                f"the run in {folder} keeps its state in a Redis of its own, and redis.url is set: "
+                "leave --redis.url and HEADRACE_REDIS__URL away."
             )
 
     def _engine(self) -> None:

@@ -1,5 +1,6 @@
 """What a person sees while a run runs: a live table on a terminal, one line now and then elsewhere."""
 
+import termios
 import time
 from typing import IO, Protocol
 
@@ -41,19 +42,37 @@ class LiveScreen:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._open = False
+        self._terminal: list | None = None  # its settings before ours
 
     def show(self, view: RunView) -> None:
         """Draw the table."""
-        if not self._open:
+        if self._terminal is None:
+            self._terminal = _keep_output_at_interrupts(self._live.console.file)
             self._live.start()
-            self._open = True
         self._live.update(table(view, time.time()), refresh=True)
 
     def close(self) -> None:
         """Leave the last table on the screen."""
-        if self._open:
+        if self._terminal is not None:
             self._live.stop()
+            if self._terminal:
+                termios.tcsetattr(self._live.console.file, termios.TCSADRAIN, self._terminal)
+            self._terminal = None
+
+
+def _keep_output_at_interrupts(file: IO[str]) -> list:
+    """Ctrl-C normally throws away what the terminal has not shown yet, and echoes itself: either garbles the table.
+
+    Returns the settings to restore; an empty list where `file` has none.
+    """
+    try:
+        before = termios.tcgetattr(file)
+    except (termios.error, OSError, ValueError):
+        return []
+    ours = list(before)
+    ours[3] = (ours[3] | termios.NOFLSH) & ~termios.ECHOCTL
+    termios.tcsetattr(file, termios.TCSADRAIN, ours)
+    return before
 
 
 class PlainScreen:

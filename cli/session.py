@@ -58,10 +58,9 @@ class Session:
         self.started = time.time()
         self.view = RunView(config.run.name, config.run.steps, self.started)
         self.recorder = Recorder(self.run_dir)
-        for record in self.recorder.records:
-            self.view.update(record)
-        self.view.finished = False
         self._stop, self._light_up, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for record in self.recorder.records:
+            self._show_record(record)
 
     async def run(self) -> Outcome:
         """Start everything, wait for the end, end everything. Raises UserError with what a service said."""
@@ -187,9 +186,13 @@ class Session:
     def _take(self, reply: Any) -> None:
         for id, record in events.parse(reply):
             self.recorder.add(id, record)
-            self.view.update(record)
-            if record["kind"] == "finished":
-                self._over.set()
+            self._show_record(record)
+
+    def _show_record(self, record: dict[str, Any]) -> None:
+        self.view.update(record)
+        # an earlier end is none when the run was resumed for more steps
+        if record["kind"] == "finished" and record["step"] >= self.config.run.steps:
+            self._over.set()
 
     async def _look(self, client: redis.asyncio.Redis, supervisor: Supervisor) -> None:
         """Keep the list of live actors and of services that are not up yet."""

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 RECENT_STEPS = 10
@@ -58,11 +59,10 @@ class RunView:
         return self.step + 1
 
     def seconds_left(self) -> float | None:
-        """From the mean of the last steps; None before the first."""
-        if not self.recent:
+        """From the median of the last steps; None before the second: the first includes the start of everything."""
+        if len(self.recent) < 2:
             return None
-        pace = sum(e.get("seconds", 0.0) for e in self.recent) / len(self.recent)
-        return pace * max(self.steps - self.trained, 0)
+        return median(e.get("seconds", 0.0) for e in self.recent) * max(self.steps - self.trained, 0)
 
     def recent_mean(self, key: str) -> float | None:
         """The mean of a field of the last step events that have it."""
