@@ -68,6 +68,8 @@ def stored_sequences(groups: Sequence[Group], count: int, tokens: int) -> list[l
 @torch.no_grad()
 def sampled_sequences(model: Any, count: int, tokens: int) -> list[list[int]]:
     """Before any group is trained: short texts the model samples from itself, the same ones every time."""
+    if count == 0:
+        return []
     generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     starts = torch.randint(vocabulary_of(model), (count, 1), generator=generator)
@@ -75,7 +77,7 @@ def sampled_sequences(model: Any, count: int, tokens: int) -> list[list[int]]:
     for _ in range(max(2, min(tokens, _FIRST_CANARY_TOKENS)) - 1):
         probabilities = model(input_ids=ids, use_cache=False).logits[:, -1].float().softmax(-1).cpu()
         ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=generator).to(device)], dim=1)
-    return ids.tolist() if count else []
+    return ids.tolist()
 
 
 def versions_in_use(client: Any, keys: Keys) -> set[Version]:

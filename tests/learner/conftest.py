@@ -66,6 +66,8 @@ def make_payload(policy_dir: Path) -> MakePayload:
     """Sample a group from the policy: ragged, two turns with "retrieved" tokens between them that are masked out."""
     sampler = load_policy(policy_dir, torch.float32, torch.device("cpu"))
 
+    sampled: dict[tuple, Payload] = {}  # sampling is the slow part of these tests
+
     def sample(prefix: list[int], count: int, generator: torch.Generator) -> tuple[list[int], list[float]]:
         ids, scores = list(prefix), []
         for _ in range(count):
@@ -81,9 +83,15 @@ def make_payload(policy_dir: Path) -> MakePayload:
         rewards: list[float | None] | None = None,
         version: tuple[int, int] = (0, 0),
     ) -> Payload:
+        rewards = [1.0, 0.0, 0.0, 1.0] if rewards is None else rewards
+        key = (seed, tuple(rewards), version)
+        if key not in sampled:
+            sampled[key] = fresh(seed, rewards, version)
+        return replace(sampled[key], id=id)
+
+    def fresh(seed: int, rewards: list[float | None], version: tuple[int, int]) -> Payload:
         rng = np.random.default_rng(seed)
         generator = torch.Generator().manual_seed(seed)
-        rewards = [1.0, 0.0, 0.0, 1.0] if rewards is None else rewards
         prompt = rng.integers(3, VOCABULARY, rng.integers(3, 9)).tolist()
         tokens, mask, scores, lengths, turns = [], [], [], [], []
         for i, reward in enumerate(rewards):
@@ -98,7 +106,7 @@ def make_payload(policy_dir: Path) -> MakePayload:
             lengths.append(len(rollout))
             tokens += rollout
         return Payload(
-            id=id,
+            id="",
             run=RUN,
             prompt=np.array(prompt, np.int32),
             lengths=np.array(lengths, np.int32),
@@ -116,7 +124,7 @@ def make_payload(policy_dir: Path) -> MakePayload:
 
 @pytest.fixture(scope="session")
 def make_group(make_payload: MakePayload) -> MakeGroup:
-    """The same, as the learner holds it; `stored` sets l_ref to l_gen plus noise of this size, as an old group has it."""
+    """The same, as the learner holds it; `stored` sets l_ref to l_gen plus noise of this size."""
 
     def make(id: str, seed: int, stored: float | None = None, **kwargs: Any) -> Group:
         payload = make_payload(id, seed, **kwargs)

@@ -1,5 +1,7 @@
 """Cutting work into mini- and micro-batches."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -50,7 +52,7 @@ def test_results_scattered_by_flat_index_are_in_flat_order() -> None:
     assert out.tolist() == list(range(17))
 
 
-def test_mini_batches_keep_the_order_and_zero_means_one(make_group) -> None:  # noqa: ANN001
+def test_mini_batches_keep_the_order_and_zero_means_one(make_group: Any) -> None:
     groups = [make_group(f"g{i}", i) for i in range(5)]
     ids = [[g.id for g in batch] for batch in mini_batches(groups, 2)]
     assert ids == [["g0", "g1"], ["g2", "g3"], ["g4"]]
@@ -58,7 +60,7 @@ def test_mini_batches_keep_the_order_and_zero_means_one(make_group) -> None:  # 
     assert mini_batches([], 0) == []
 
 
-def test_flat_tensors_are_the_groups_one_after_another(make_group) -> None:  # noqa: ANN001
+def test_flat_tensors_are_the_groups_one_after_another(make_group: Any) -> None:
     groups = [make_group("a", 1), make_group("b", 2, rewards=[1.0, None, 0.0])]
     flat = flatten(groups)
     assert flat.tokens == sum(g.tokens for g in groups)

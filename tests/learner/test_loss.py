@@ -10,7 +10,7 @@ LOW, HIGH, CAP = 0.2, 0.28, 2.0
 
 
 def ragged(seed: int) -> dict[str, np.ndarray]:
-    """Groups of 1 to 6 rollouts, some without a trained token, some advantages zero, ratios on both sides of the clip."""
+    """Groups of 1 to 6 rollouts, some without trained tokens, some advantages zero, ratios around the clip."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 7, rng.integers(1, 6))
     group_of_rollout = np.repeat(np.arange(len(sizes)), sizes)

@@ -1,0 +1,137 @@
+"""Checkpoints on disk: whole or not there, verified on loading, kept by rule, and exact to the bit."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from services.learner import checkpoint
+from services.learner.assemble import assemble, trainer_state
+from services.learner.model_files import read_companions
+from services.learner.publish import write_model
+from services.learner.step import Trainer, train_step
+from services.learner.stop import Stop
+from shared.config import Config, build
+
+
+def config_of(tmp_path: Path, policy_dir: Path, **learner: Any) -> Config:
+    return build(
+        {
+            "run": {"name": "test", "root": str(tmp_path), "steps": 8},
+            "model": {"path": str(policy_dir)},
+            "learner": {"lr": 1e-2, "schedule": "cosine", "threads": 1, "device": "cpu", "micro_tokens": 64} | learner,
+            "replay": {"policy": "none"},
+        }
+    )
+
+
+def save(config: Config, trainer: Trainer, policy_dir: Path, step: int, lineage: int = 0) -> Path:
+    companions = read_companions(policy_dir)
+    return checkpoint.save(
+        config.checkpoints_dir,
+        step,
+        lambda folder: write_model(trainer.model, companions, folder),
+        trainer_state(trainer, step, lineage),
+    )
+
+
+def batch(make_group: Any, step: int) -> tuple[list[Any], list[Any]]:
+    return [make_group(f"old{step}", 50 + step, stored=0.05)], [make_group(f"new{step}", step)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_resuming_gives_the_same_bits_as_no_interruption(
+    tmp_path: Path, policy_dir: Path, make_group: Any, dtype: str
+) -> None:
+    config = config_of(tmp_path, policy_dir)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    straight = assemble(config, Stop()).trainer
+    for step in range(6):
+        if step == 3:
+            save(config, straight, policy_dir, step)
+        train_step(straight, step, *batch(make_group, step))
+
+    resumed = assemble(config, Stop())
+    assert (resumed.step, resumed.lineage) == (3, 0)
+    for step in range(3, 6):
+        train_step(resumed.trainer, step, *batch(make_group, step))
+    for a, b in zip(straight.model.parameters(), resumed.trainer.model.parameters(), strict=True):
+        assert a.dtype == getattr(torch, dtype)
+        assert torch.equal(a, b)
+
+
+def test_a_checkpoint_is_a_folder_that_transformers_loads(tmp_path: Path, policy_dir: Path) -> None:
+    config = config_of(tmp_path, policy_dir)
+    trainer = assemble(config, Stop()).trainer
+    folder = save(config, trainer, policy_dir, 4)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.equal(loaded.get_input_embeddings().weight, trainer.model.get_input_embeddings().weight)
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight  # still tied
+    assert PreTrainedTokenizerFast.from_pretrained(folder)("w7 w9")["input_ids"] == [7, 9]
+    assert (folder / "generation_config.json").read_bytes() == (policy_dir / "generation_config.json").read_bytes()
+
+
+def test_latest_points_to_the_newest(tmp_path: Path, policy_dir: Path) -> None:
+    config = config_of(tmp_path, policy_dir)
+    trainer = assemble(config, Stop()).trainer
+    for step in (2, 4):
+        save(config, trainer, policy_dir, step)
+        assert (config.checkpoints_dir / "latest").resolve().name == f"step_{step}"
+
+
+def damage_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def damage_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def damage_state(folder: Path) -> None:
+    (folder / checkpoint.STATE).unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_weights, damage_manifest, damage_state])
+def test_a_damaged_checkpoint_is_passed_over_by_name(
+    tmp_path: Path, policy_dir: Path, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(tmp_path, policy_dir)
+    trainer = assemble(config, Stop()).trainer
+    save(config, trainer, policy_dir, 2)
+    damage(save(config, trainer, policy_dir, 10))
+    with caplog.at_level(logging.WARNING, "headrace"):
+        found = checkpoint.newest(config.checkpoints_dir)
+    assert found is not None
+    assert found[0].name == "step_2"
+    assert "step_10" in caplog.text
+
+
+def test_a_write_that_died_half_way_is_never_seen(tmp_path: Path, policy_dir: Path) -> None:
+    config = config_of(tmp_path, policy_dir)
+
+    def die(folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(config.checkpoints_dir, 5, die, {})
+    assert checkpoint.newest(config.checkpoints_dir) is None
+    assert any(config.checkpoints_dir.iterdir())
+    checkpoint.prune(config.checkpoints_dir, keep_last=1, keep_every=0)
+    assert not any(config.checkpoints_dir.iterdir())
+
+
+def test_pruning_keeps_the_newest_and_the_multiples(tmp_path: Path) -> None:
+    for step in (2, 4, 5, 6, 8, 10, 12):
+        checkpoint.save(tmp_path, step, lambda folder: None, {})
+    checkpoint.prune(tmp_path, keep_last=2, keep_every=5)
+    assert checkpoint.steps(tmp_path) == [5, 10, 12]
+    checkpoint.prune(tmp_path, keep_last=1, keep_every=0)
+    assert checkpoint.steps(tmp_path) == [12]
+    assert checkpoint.newest(tmp_path) is not None

@@ -1,0 +1,319 @@
+"""The loop on a real Redis, entry by entry, with the crashes that the acknowledgements are there for."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import torch
+
+from services.learner import checkpoint
+from services.learner.loop import Loop
+from services.learner.stop import Stop
+from shared import streams, weights
+from shared.config import Config, build
+from shared.messages import (
+    Batch,
+    Checkpointed,
+    Finish,
+    Hello,
+    Message,
+    Result,
+    Scan,
+    ScanResult,
+    Trained,
+    WeightsNotice,
+    decode,
+    encode,
+)
+from shared.payload import encode_payload
+from shared.streams import FIELD, Keys
+from shared.versions import Version
+
+KEYS = Keys("test")
+Feed = Callable[..., None]
+
+
+@pytest.fixture
+def client(redis_url: str) -> redis.Redis:
+    return redis.Redis.from_url(redis_url)
+
+
+@pytest.fixture
+def config(tmp_path: Path, policy_dir: Path, redis_url: str) -> Config:
+    return build(
+        {
+            "run": {"name": "test", "root": str(tmp_path), "steps": 20},
+            "model": {"path": str(policy_dir)},
+            "learner": {"batch": 2, "lr": 1e-2, "threads": 1, "device": "cpu", "checkpoint_every": 2},
+            "replay": {"select": 1, "tau": 1e-2},
+            "redis": {"url": redis_url},
+        }
+    )
+
+
+@pytest.fixture
+def feed(client: redis.Redis, make_payload: Any) -> Feed:
+    """Put a message on `work`, and the payloads it names into Redis where they are missing."""
+
+    def put(message: Message) -> None:
+        if isinstance(message, Batch):
+            for i, id in enumerate([*message.replay, *message.fresh]):
+                payload = make_payload(id, (message.step + i) % 5, version=(0, message.step))
+                client.set(KEYS.payload(id), encode_payload(payload), nx=True)
+        streams.add(client, KEYS.work, encode(message))
+
+    return put
+
+
+def batch(step: int, replay: list[str] | None = None) -> Batch:
+    return Batch(step=step, replay=replay or [], fresh=[f"{step}a", f"{step}b"])
+
+
+def start(config: Config) -> Loop:
+    """A process's start: announce and take up what an earlier one left."""
+    loop = Loop(config, Stop())
+    loop._announce()
+    loop._take_up()
+    return loop
+
+
+def work_off(loop: Loop) -> None:
+    while entries := loop.inbox.read(1, block_ms=1):
+        loop.handle(entries[0])
+
+
+def results(client: redis.Redis, kind: type | None = None) -> list[Any]:
+    every = [decode(fields[FIELD], Result) for _, fields in client.xrange(KEYS.results)]
+    return [r for r in every if kind is None or isinstance(r, kind)]
+
+
+def pending(client: redis.Redis) -> int:
+    return client.xlen(KEYS.work)
+
+
+def state_of(loop: Loop) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in loop.trainer.model.parameters()]
+
+
+def test_it_announces_its_version_and_its_weights(config: Config, client: redis.Redis) -> None:
+    start(config)
+    assert results(client) == [Hello(version=Version(0, 0))]
+    notice = decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice)
+    weights.verify(config.weights_dir / notice.location, notice.digest)
+    assert len(notice.canary) == config.weights.canary_sequences
+
+
+def test_a_batch_is_trained_published_and_kept_pending_until_the_checkpoint(
+    config: Config, client: redis.Redis, feed: Feed
+) -> None:
+    loop = start(config)
+    before = state_of(loop)
+    feed(batch(0))
+    work_off(loop)
+    trained = results(client)[-1]
+    assert (trained.step, trained.version, trained.rejected) == (0, Version(0, 1), [])
+    assert [r.id for r in trained.records] == ["0a", "0b"]
+    assert not all(torch.equal(a, b) for a, b in zip(before, state_of(loop), strict=True))
+    notice = decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice)
+    assert notice.version == trained.version
+    assert pending(client) == 1
+    assert client.get(KEYS.reference("0a")) is not None
+
+    feed(batch(1, replay=["0a"]))
+    work_off(loop)
+    assert isinstance(results(client)[-1], Checkpointed)
+    assert results(client)[-1].step == 2
+    assert pending(client) == 0
+    assert checkpoint.steps(config.checkpoints_dir) == [2]
+
+
+def test_the_metrics_of_a_step_are_complete_and_add_up(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    feed(batch(0))
+    feed(Scan(scan="s", step=1, ids=["0a"]))
+    feed(batch(1, replay=["0a"]))
+    work_off(loop)
+    m = results(client, Trained)[1].metrics
+    learning = "loss kl ratio_mean clip_share grad_norm lr tokens_trained replay_kl entropy padding_share engine_gap"
+    times = "wait_s scan_s fetch_s reference_s train_s publish_s checkpoint_s step_s"
+    assert set(m) == set(f"{learning} reference_gap {times} payload_bytes_read payload_reads".split())
+    assert all(isinstance(v, float) for v in m.values())
+    assert m["payload_reads"] == 2  # the replayed group was in the cache since it was trained fresh
+    assert 0 < sum(m[t] for t in times.split()[:-1]) <= m["step_s"]
+    assert m["scan_s"] > 0
+    assert m["replay_kl"] > 0
+    assert results(client, Trained)[0].metrics["engine_gap"] < 1e-9
+
+
+def test_a_scan_is_answered_under_the_current_version(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    feed(batch(0))
+    feed(Scan(scan="right", step=1, ids=["0b", "gone", "0a"]))
+    feed(Scan(scan="early", step=7, ids=["0a"]))
+    work_off(loop)
+    right, early = results(client, ScanResult)
+    assert (right.scan, right.step, right.version) == ("right", 1, Version(0, 1))
+    assert [r.id for r in right.records] == ["0b", "0a"]
+    assert all(r.drift > 0 for r in right.records)  # one step away from its l_ref
+    assert right.seconds > 0
+    assert (early.scan, early.records) == ("early", [])
+    assert pending(client) == 1  # the batch
+
+
+def test_refused_groups_are_named_and_the_rest_is_trained(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    client.set(KEYS.payload("0b"), b"rubbish")
+    feed(batch(0, replay=["never-stored-a-reference"]))
+    work_off(loop)
+    trained = results(client, Trained)[0]
+    assert [r.id for r in trained.records] == ["0a"]
+    assert trained.rejected == ["never-stored-a-reference", "0b"]
+    assert client.xlen(KEYS.dead) == 2
+
+
+def test_a_batch_of_refused_groups_only_is_still_a_step(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    before = state_of(loop)
+    for id in ("0a", "0b"):
+        client.set(KEYS.payload(id), b"rubbish")
+    feed(batch(0))
+    work_off(loop)
+    trained = results(client, Trained)[0]
+    assert (trained.version, trained.records) == (Version(0, 1), [])
+    assert all(torch.equal(a, b) for a, b in zip(before, state_of(loop), strict=True))
+
+
+def test_a_crash_before_the_checkpoint_trains_the_same_batches_again_to_the_same_bits(
+    config: Config, client: redis.Redis, feed: Feed
+) -> None:
+    loop = start(config)
+    for step in range(3):
+        feed(batch(step, replay=["0a"] if step else []))
+    work_off(loop)
+    expected = state_of(loop)
+    assert checkpoint.steps(config.checkpoints_dir) == [2]
+
+    again = start(config)  # the first one is gone without a word
+    assert again.version == Version(1, 3)
+    assert [t.step for t in results(client, Trained)] == [0, 1, 2, 2]
+    assert results(client, Hello)[-1].version == Version(1, 2)
+    assert all(torch.equal(a, b) for a, b in zip(expected, state_of(again), strict=True))
+    feed(batch(3))
+    work_off(again)
+    assert pending(client) == 0
+
+
+def test_a_crash_between_the_checkpoint_and_its_acknowledgement_trains_nothing_twice(
+    config: Config, client: redis.Redis, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start(config)
+    feed(batch(0))
+    work_off(loop)
+    feed(batch(1))
+    send = loop._send
+
+    def die(what: str, pipe: Any) -> None:
+        if "acknowledge" in what:
+            raise KeyboardInterrupt
+        send(what, pipe)
+
+    monkeypatch.setattr(loop, "_send", die)
+    with pytest.raises(KeyboardInterrupt):
+        work_off(loop)
+    assert checkpoint.steps(config.checkpoints_dir) == [2]
+    assert pending(client) == 2
+
+    again = start(config)
+    assert again.version == Version(1, 2)
+    assert [t.step for t in results(client, Trained)] == [0, 1]
+    assert results(client, Checkpointed)[-1].step == 2
+    assert pending(client) == 0
+
+
+def test_a_batch_that_comes_twice_is_trained_once(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    for step in (0, 0, 1):
+        feed(batch(step))
+    work_off(loop)
+    assert [t.step for t in results(client, Trained)] == [0, 1]
+    assert pending(client) == 0
+
+
+def test_what_makes_no_sense_is_buried_and_the_rest_goes_on(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    streams.add(client, KEYS.work, b"\xc1")
+    feed(batch(5))
+    feed(batch(0))
+    work_off(loop)
+    assert [t.step for t in results(client, Trained)] == [0]
+    reasons = [f[b"reason"].decode() for _, f in client.xrange(KEYS.dead)]
+    assert "not a valid message" in reasons[0]
+    assert "a batch for step 5, and the learner is at step 0" in reasons[1]
+
+
+def test_with_the_newest_checkpoint_damaged_it_goes_on_where_the_batches_do(
+    config: Config, client: redis.Redis, feed: Feed
+) -> None:
+    loop = start(config)
+    for step in range(4):
+        feed(batch(step))
+    work_off(loop)
+    (config.checkpoints_dir / "step_4" / "model.safetensors").write_bytes(b"")
+
+    again = start(config)
+    assert again.version == Version(1, 4)
+    assert results(client, Hello)[-1].version == Version(1, 4)
+    assert b"checkpoint is of step 2" in client.xrevrange(KEYS.events)[0][1][FIELD]
+    feed(batch(4))
+    work_off(again)
+    assert results(client, Trained)[-1].step == 4
+
+
+def test_a_lineage_is_never_used_again_even_when_redis_was_emptied(
+    config: Config, client: redis.Redis, feed: Feed
+) -> None:
+    loop = start(config)
+    for step in range(2):
+        feed(batch(step))
+    work_off(loop)
+    client.flushall()
+    assert start(config).version == Version(1, 2)
+    assert start(config).version == Version(2, 2)
+
+
+def test_finish_saves_acknowledges_and_ends(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    feed(batch(0))
+    feed(Finish())
+    entries = loop.inbox.read(2)
+    assert [loop.handle(e) for e in entries] == [False, True]
+    assert results(client)[-1] == Checkpointed(version=Version(0, 1), step=1)
+    assert pending(client) == 0
+    assert checkpoint.steps(config.checkpoints_dir) == [1]
+
+
+def test_a_finish_that_was_not_acknowledged_ends_the_next_life(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    feed(Finish())
+    loop.inbox.read(1)  # and dies
+    again = Loop(config, Stop())
+    again.run()
+    assert pending(client) == 0
+
+
+def test_old_versions_are_deleted_as_new_ones_are_published(config: Config, client: redis.Redis, feed: Feed) -> None:
+    loop = start(config)
+    for step in range(4):
+        feed(batch(step))
+    work_off(loop)
+    assert weights.published(config.weights_dir) == [Version(0, 3), Version(0, 4)]
+
+
+def test_plain_grpo_writes_no_references(config: Config, client: redis.Redis, feed: Feed) -> None:
+    plain = config.model_copy(update={"replay": config.replay.model_copy(update={"policy": "none"})})
+    loop = start(plain)
+    feed(batch(0))
+    work_off(loop)
+    assert client.keys(KEYS.reference("*")) == []

@@ -1,0 +1,129 @@
+"""Groups from a real Redis: read once, checked, kept within bounds."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+from services.learner.store import Store
+from shared.payload import encode_payload
+from shared.streams import Keys
+
+KEYS = Keys("test")
+
+
+@pytest.fixture
+def client(redis_url: str) -> redis.Redis:
+    return redis.Redis.from_url(redis_url)
+
+
+def store_of(client: redis.Redis, cache_bytes: int = 2**20, vocabulary: int = 96, context: int = 128) -> Store:
+    return Store(client, KEYS, "test", cache_bytes, vocabulary, context)
+
+
+def put(client: redis.Redis, payload: Any, reference: Any = None) -> int:
+    data = encode_payload(payload)
+    client.set(KEYS.payload(payload.id), data)
+    if reference is not None:
+        client.set(KEYS.reference(payload.id), reference)
+    return len(data)
+
+
+def reasons(client: redis.Redis) -> list[str]:
+    return [fields[b"reason"].decode() for _, fields in client.xrange(KEYS.dead)]
+
+
+def test_groups_come_in_the_order_asked_for_with_their_reference(client: redis.Redis, make_payload: Any) -> None:
+    payloads = {f"g{i}": make_payload(f"g{i}", i % 4) for i in range(40)}
+    for p in payloads.values():
+        put(client, p, (p.l_gen - 0.5).astype("<f4").tobytes())
+    ids = sorted(payloads, reverse=True)
+    fetched = store_of(client).fetch(ids, reference=True)
+    assert [g.id for g in fetched.groups] == ids
+    assert fetched.refused == {}
+    for g in fetched.groups:
+        np.testing.assert_array_equal(g.l_gen.numpy(), payloads[g.id].l_gen)
+        assert g.l_ref is not None
+        np.testing.assert_array_equal(g.l_ref.numpy(), payloads[g.id].l_gen - np.float32(0.5))
+
+
+def test_a_payload_is_read_once_for_its_scan_and_its_batch(client: redis.Redis, make_payload: Any) -> None:
+    payload = make_payload("g", 1)
+    size = put(client, payload, payload.l_gen.tobytes())
+    store = store_of(client)
+    store.fetch(["g"], reference=True)
+    store.fetch(["g"], reference=True)
+    assert store.lap() == (size, 1)
+    assert store.lap() == (0, 0)
+
+
+def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used(
+    client: redis.Redis, make_payload: Any
+) -> None:
+    sizes = [put(client, make_payload(f"g{i}", 7)) for i in range(3)]
+    room = 2 * (sizes[0] + 4 * len(make_payload("g0", 7).l_gen)) + 8
+    store = store_of(client, cache_bytes=room)
+    for id in ("g0", "g1", "g0", "g2"):  # g1 goes
+        store.fetch([id], reference=False)
+    store.lap()
+    store.fetch(["g0", "g2"], reference=False)
+    assert store.lap()[1] == 0
+    store.fetch(["g1"], reference=False)
+    assert store.lap()[1] == 1
+
+
+def test_no_cache_at_all_still_serves(client: redis.Redis, make_payload: Any) -> None:
+    put(client, make_payload("g", 1))
+    store = store_of(client, cache_bytes=0)
+    assert len(store.fetch(["g"], reference=False).groups) == 1
+    assert len(store.fetch(["g"], reference=False).groups) == 1
+    assert store.lap()[1] == 2
+
+
+def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(
+    client: redis.Redis, make_payload: Any
+) -> None:
+    good = make_payload("good", 1)
+    put(client, good, good.l_gen.tobytes())
+    client.set(KEYS.payload("garbage"), b"\x93\x01\x02")
+    client.set(KEYS.payload("named"), encode_payload(make_payload("other", 2)))
+    put(client, replace(make_payload("foreign", 3), run="elsewhere"))
+    put(client, replace(make_payload("wide", 4), prompt=np.array([5000], np.int32)))
+    put(client, replace(make_payload("long", 5), prompt=np.full(200, 5, np.int32)))
+    put(client, make_payload("unreferenced", 6))
+    put(client, make_payload("short", 7), b"\0" * 8)
+    infinite = make_payload("infinite", 8)
+    put(client, infinite, np.full(len(infinite.l_gen), -np.inf, "<f4").tobytes())
+    ids = ["good", "garbage", "gone", "named", "foreign", "wide", "long", "unreferenced", "short", "infinite"]
+    store = store_of(client)
+    fetched = store.fetch(ids, reference=True)
+    assert [g.id for g in fetched.groups] == ["good"]
+    assert list(fetched.refused) == [id for id in ids if id in fetched.refused]
+    assert set(fetched.refused) == set(ids[1:])
+    expected = {
+        "garbage": "not a valid payload",
+        "gone": "payload is gone",
+        "named": "calls itself other",
+        "foreign": "belongs to run 'elsewhere'",
+        "wide": "token id 5000",
+        "long": "the model's context is 128",
+        "unreferenced": "reference log-probabilities are gone",
+        "short": "8 bytes of reference",
+        "infinite": "not finite",
+    }
+    assert all(text in fetched.refused[id] for id, text in expected.items())
+    assert sorted(reasons(client)) == sorted(fetched.refused.values())
+    assert store.dead_letters == len(expected)
+
+
+def test_an_unscored_rollout_has_no_row_but_keeps_the_others_aligned(client: redis.Redis, make_payload: Any) -> None:
+    payload = make_payload("g", 9, rewards=[None, 1.0, 0.0, None])
+    put(client, payload)
+    group = store_of(client).fetch(["g"], reference=False).groups[0]
+    assert len(group.rows) == 2
+    for row, i in zip(group.rows, (1, 2), strict=True):
+        tokens, mask = payload.rollout(i)
+        np.testing.assert_array_equal(row.tokens[row.positions], tokens[mask])
+    assert [r.start for r in group.rows] == [0, len(group.rows[0].positions)]
