@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     schema: int = SCHEMA
 
 
-class Task(Message, tag="task"):
+class Task(Message, frozen=True, tag="task"):
     """One prompt to roll out G times. `number` is its place in the endless shuffled data set (per kind)."""
 
     id: str
@@ -57,7 +57,7 @@ class Task(Message, tag="task"):
     round: int = -1  # EVAL: the weights number this evaluation is of
 
 
-class GroupHeader(Message, tag="group"):
+class GroupHeader(Message, frozen=True, tag="group"):
     """All that replay reads of a group; the payload stays in Redis. Lists have one item per rollout."""
 
     id: str
@@ -101,7 +101,7 @@ class GroupHeader(Message, tag="group"):
         return 0 < sum(right) < len(right)
 
 
-class Scan(Message, tag="scan"):
+class Scan(Message, frozen=True, tag="scan"):
     """Score these stored groups under the current weights."""
 
     scan: str  # echoed in the result; unique over restarts of replay
@@ -109,7 +109,7 @@ class Scan(Message, tag="scan"):
     ids: list[str]
 
 
-class Batch(Message, tag="batch"):
+class Batch(Message, frozen=True, tag="batch"):
     """One training step: [replay in order ; fresh in order]."""
 
     step: int
@@ -117,7 +117,7 @@ class Batch(Message, tag="batch"):
     fresh: list[str]
 
 
-class Finish(Message, tag="finish"):
+class Finish(Message, frozen=True, tag="finish"):
     """No more batches: the run has trained its last step and the evaluation is in."""
 
 
@@ -146,13 +146,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.sum_d2 / self.tokens
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, tag="hello"):
     """The learner is up, at `version`; what it trained after that in an earlier lineage is void."""
 
     version: Version
 
 
-class ScanResult(Message, tag="scanned"):
+class ScanResult(Message, frozen=True, tag="scanned"):
     """The records of one Scan, in its order. A group that could not be read is missing."""
 
     scan: str
@@ -162,7 +162,7 @@ class ScanResult(Message, tag="scanned"):
     seconds: float
 
 
-class Trained(Message, tag="trained"):
+class Trained(Message, frozen=True, tag="trained"):
     """Step `step` is done: `version` is (lineage, step + 1) and is published."""
 
     step: int
@@ -172,14 +172,14 @@ class Trained(Message, tag="trained"):
     metrics: dict[str, float]
 
 
-class Checkpointed(Message, tag="checkpointed"):
+class Checkpointed(Message, frozen=True, tag="checkpointed"):
     """Steps below `step` are durable."""
 
     version: Version
     step: int
 
 
-class WeightsNotice(Message, tag="weights"):
+class WeightsNotice(Message, frozen=True, tag="weights"):
     """A published version. `location` is relative to the weights folder."""
 
     version: Version

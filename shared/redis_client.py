@@ -9,6 +9,7 @@ import time
 
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
@@ -29,14 +30,12 @@ _OPTIONS: dict = {
 
 def connect(url: str) -> redis.Redis:
     """A client for threads and the learner. Does not touch the network yet."""
-    return redis.Redis.from_url(
-        _checked(url), retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4), **_OPTIONS
-    )
+    return redis.Redis.from_url(_checked(url), retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4), **_OPTIONS)
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """A client for an event loop. Does not touch the network yet."""
-    retry = redis.asyncio.retry.Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
+    retry = AsyncRetry(ExponentialBackoff(cap=1.0, base=0.05), 4)
     return redis.asyncio.Redis.from_url(_checked(url), retry=retry, **_OPTIONS)
 
 
@@ -52,9 +51,7 @@ def wait_until_up(url: str, wait_s: float) -> None:
                 version = client.info("server")["redis_version"]
                 break
             except redis.AuthenticationError:
-                raise UserError(
-                    f"Redis at {shown} refuses the password: put the right one into redis.url."
-                ) from None
+                raise UserError(f"Redis at {shown} refuses the password: put the right one into redis.url.") from None
             except redis.BusyLoadingError as error:
                 last: redis.RedisError = error
             except (redis.ConnectionError, redis.TimeoutError) as error:
@@ -68,9 +65,7 @@ def wait_until_up(url: str, wait_s: float) -> None:
         client.close()
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_VERSION:
         needed = ".".join(map(str, MINIMUM_VERSION))
-        raise UserError(
-            f"Redis at {shown} is version {version}, and XAUTOCLAIM needs {needed} or newer: upgrade it."
-        )
+        raise UserError(f"Redis at {shown} is version {version}, and XAUTOCLAIM needs {needed} or newer: upgrade it.")
 
 
 def _checked(url: str) -> str:

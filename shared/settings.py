@@ -18,10 +18,10 @@ class Section(BaseModel):
 class Run(Section):
     """Identity and length of a run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     root: str = "runs"  # the run lives in <root>/<name>
-    steps: int = Field(100, ge=1)
-    seed: int = Field(0, ge=0, lt=2**31)
+    steps: int = Field(default=100, ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**31)
 
 
 class Model(Section):
@@ -46,11 +46,11 @@ class Env(Section):
     kind: Literal["search", "single"] = "search"
     url: str = "http://127.0.0.1:8000"
     prompt: str = "search_r1"  # search_r1 | math | plain, or a text holding {question}
-    topk: int = Field(3, ge=1)
-    max_turns: int = Field(4, ge=1)  # turns with search; one more generation without follows
-    max_observation_tokens: int = Field(500, ge=8)
-    timeout_s: float = Field(10.0, gt=0)
-    retries: int = Field(4, ge=0)
+    topk: int = Field(default=3, ge=1)
+    max_turns: int = Field(default=4, ge=1)  # turns with search; one more generation without follows
+    max_observation_tokens: int = Field(default=500, ge=8)
+    timeout_s: float = Field(default=10.0, gt=0)
+    retries: int = Field(default=4, ge=0)
 
 
 class Reward(Section):
@@ -63,102 +63,102 @@ class Reward(Section):
 class Rollout(Section):
     """Budgets and sampling of one group."""
 
-    group_size: int = Field(8, ge=2)  # G
-    temperature: float = Field(1.0, gt=0)
+    group_size: int = Field(default=8, ge=2)  # G
+    temperature: float = Field(default=1.0, gt=0)
     top_p: float = 1.0
     top_k: int = 0  # 0: off
-    max_prompt_tokens: int = Field(2048, ge=1)
-    max_turn_tokens: int = Field(500, ge=1)  # sampled in one turn
-    max_tokens: int = Field(4096, ge=2)  # prompt, sampled and retrieved together
-    deadline_s: float = Field(120.0, gt=0)  # of one group; what has finished by then is kept
+    max_prompt_tokens: int = Field(default=2048, ge=1)
+    max_turn_tokens: int = Field(default=500, ge=1)  # sampled in one turn
+    max_tokens: int = Field(default=4096, ge=2)  # prompt, sampled and retrieved together
+    deadline_s: float = Field(default=120.0, gt=0)  # of one group; what has finished by then is kept
 
 
 class Eval(Section):
     """Evaluation on held-out questions while training."""
 
-    every: int = Field(0, ge=0)  # steps; 0: only before the first and after the last
-    samples: int = Field(1, ge=1)
-    temperature: float = Field(0.0, ge=0)  # 0: greedy
-    limit: int = Field(0, ge=0)  # questions; 0: all
+    every: int = Field(default=0, ge=0)  # steps; 0: only before the first and after the last
+    samples: int = Field(default=1, ge=1)
+    temperature: float = Field(default=0.0, ge=0)  # 0: greedy
+    limit: int = Field(default=0, ge=0)  # questions; 0: all
 
 
 class Actor(Section):
     """An actor process."""
 
-    count: int = Field(1, ge=0)  # how many `headrace up` starts on this machine
+    count: int = Field(default=1, ge=0)  # how many `headrace up` starts on this machine
     engine: Literal["auto", "vllm", "torch", "scripted"] = "auto"  # auto: vllm where it is installed
-    groups: int = Field(8, ge=1)  # rolled out at once
-    threads: int = Field(0, ge=0)  # CPU threads of the engine; 0: its share of the cores
-    kv_cache_bytes: int = Field(0, ge=0)  # 0: derived from groups, group_size and max_tokens
-    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
-    tensor_parallel: int = Field(1, ge=1)
+    groups: int = Field(default=8, ge=1)  # rolled out at once
+    threads: int = Field(default=0, ge=0)  # CPU threads of the engine; 0: its share of the cores
+    kv_cache_bytes: int = Field(default=0, ge=0)  # 0: derived from groups, group_size and max_tokens
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    tensor_parallel: int = Field(default=1, ge=1)
     enforce_eager: bool = True
-    heartbeat_s: float = Field(2.0, gt=0)
-    canary_tolerance: float = Field(0.0, ge=0)  # nats; 0: 1e-3 in fp32, 0.25 in bf16
-    port: int = Field(0, ge=0, le=65535)  # metrics; 0: any free port
+    heartbeat_s: float = Field(default=2.0, gt=0)
+    canary_tolerance: float = Field(default=0.0, ge=0)  # nats; 0: 1e-3 in fp32, 0.25 in bf16
+    port: int = Field(default=0, ge=0, le=65535)  # metrics; 0: any free port
 
 
 class Replay(Section):
     """Selection, admission and the buffer."""
 
     policy: Literal["none", "naive", "uniform", "headroom_drift"] = "headroom_drift"
-    select: int = Field(0, ge=0)  # r: replayed groups of a step, at most; 0: half of learner.batch
-    tau: float = Field(1e-2, ge=0)  # the gate on Drift
-    capacity: int = Field(512, ge=0)  # groups
-    unit: int = Field(1, ge=1)  # accepted groups are cut to a multiple of this
-    max_lag: int = Field(1, ge=0)  # versions; 0: synchronous
-    scan_chunk: int = Field(16, ge=1)  # groups per scan request
-    max_attempts: int = Field(3, ge=1)  # of one task, before it is counted as lost
+    select: int = Field(default=0, ge=0)  # r: replayed groups of a step, at most; 0: half of learner.batch
+    tau: float = Field(default=1e-2, ge=0)  # the gate on Drift
+    capacity: int = Field(default=512, ge=0)  # groups
+    unit: int = Field(default=1, ge=1)  # accepted groups are cut to a multiple of this
+    max_lag: int = Field(default=1, ge=0)  # versions; 0: synchronous
+    scan_chunk: int = Field(default=16, ge=1)  # groups per scan request
+    max_attempts: int = Field(default=3, ge=1)  # of one task, before it is counted as lost
     free_refresh: bool = True  # a trained replay group takes its Headroom from the training forward
-    max_bytes: int = Field(4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
+    max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
     host: str = "127.0.0.1"
-    port: int = Field(8001, ge=0, le=65535)
+    port: int = Field(default=8001, ge=0, le=65535)
 
 
 class Learner(Section):
     """The optimiser and its loop."""
 
-    batch: int = Field(64, ge=1)  # b: fresh groups of a step
-    mini_batch: int = Field(0, ge=0)  # groups per optimiser step; 0: the whole batch in one
-    micro_tokens: int = Field(16384, ge=64)  # tokens per forward, padding included
+    batch: int = Field(default=64, ge=1)  # b: fresh groups of a step
+    mini_batch: int = Field(default=0, ge=0)  # groups per optimiser step; 0: the whole batch in one
+    micro_tokens: int = Field(default=16384, ge=64)  # tokens per forward, padding included
     loss: Literal["grpo"] = "grpo"
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.2, gt=0)
-    kl: float = Field(0.0, ge=0)  # coefficient of the k3 KL term to model.kl_reference
-    tis_cap: float = Field(2.0, ge=1)  # truncation of exp(l_ref - l_gen)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.2, gt=0)
+    kl: float = Field(default=0.0, ge=0)  # coefficient of the k3 KL term to model.kl_reference
+    tis_cap: float = Field(default=2.0, ge=1)  # truncation of exp(l_ref - l_gen)
     reference: Literal["trainer", "engine"] = "trainer"  # whose log-probability is l_ref
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    grad_clip: float = Field(1.0, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    grad_clip: float = Field(default=1.0, gt=0)
     optimizer: Literal["adamw"] = "adamw"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(0, ge=0)  # CPU threads; 0: its share of the cores
-    cache_bytes: int = Field(256 * 2**20, ge=0)  # payloads kept between a scan and the batch
-    checkpoint_every: int = Field(10, ge=1)  # steps
-    keep_last: int = Field(2, ge=1)  # checkpoints
-    keep_every: int = Field(0, ge=0)  # steps; checkpoints at its multiples are kept for good
-    port: int = Field(0, ge=0, le=65535)
+    threads: int = Field(default=0, ge=0)  # CPU threads; 0: its share of the cores
+    cache_bytes: int = Field(default=256 * 2**20, ge=0)  # payloads kept between a scan and the batch
+    checkpoint_every: int = Field(default=10, ge=1)  # steps
+    keep_last: int = Field(default=2, ge=1)  # checkpoints
+    keep_every: int = Field(default=0, ge=0)  # steps; checkpoints at its multiples are kept for good
+    port: int = Field(default=0, ge=0, le=65535)
 
 
 class Weights(Section):
     """How a version travels from the learner to the actors."""
 
     dir: str = ""  # empty: <run>/weights
-    canary_sequences: int = Field(2, ge=0)
-    canary_tokens: int = Field(64, ge=1)  # of each canary sequence, at most
-    swap_timeout_s: float = Field(60.0, gt=0)
+    canary_sequences: int = Field(default=2, ge=0)
+    canary_tokens: int = Field(default=64, ge=1)  # of each canary sequence, at most
+    swap_timeout_s: float = Field(default=60.0, gt=0)
 
 
 class Redis(Section):
     """Where the streams are. Empty url: `headrace up` starts a server of its own."""
 
     url: str = ""
-    wait_s: float = Field(60.0, gt=0)  # how long a service waits for a server that does not answer
-    max_memory_bytes: int = Field(0, ge=0)  # of the server `headrace up` starts; 0: no limit
+    wait_s: float = Field(default=60.0, gt=0)  # how long a service waits for a server that does not answer
+    max_memory_bytes: int = Field(default=0, ge=0)  # of the server `headrace up` starts; 0: no limit
 
 
 class Search(Section):
@@ -168,14 +168,14 @@ class Search(Section):
     corpus: str = ""
     index: str = ""  # empty: <run>/index, built at the first start
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    topk: int = Field(3, ge=1)
-    max_topk: int = Field(50, ge=1)
-    max_queries: int = Field(512, ge=1)
-    max_query_chars: int = Field(2000, ge=1)
-    cache_entries: int = Field(10_000, ge=0)
-    batch_window_ms: float = Field(2.0, ge=0)
-    max_batch: int = Field(256, ge=1)
+    port: int = Field(default=8000, ge=0, le=65535)
+    topk: int = Field(default=3, ge=1)
+    max_topk: int = Field(default=50, ge=1)
+    max_queries: int = Field(default=512, ge=1)
+    max_query_chars: int = Field(default=2000, ge=1)
+    cache_entries: int = Field(default=10_000, ge=0)
+    batch_window_ms: float = Field(default=2.0, ge=0)
+    max_batch: int = Field(default=256, ge=1)
     encoder: str = ""
     query_prefix: str = "query: "
     passage_prefix: str = "passage: "

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-import prometheus_client
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from services.replay.state import Composed, State
 from shared.messages import GroupHeader
@@ -16,42 +15,40 @@ class ReplayMetrics:
     """All series of the service, set from the state so that a restart shows the truth at once."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        Gauge, Counter, Histogram = (
-            partial(kind, registry=registry)
-            for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
-        )
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         p = "headrace_replay_"
-        self.step = Gauge(p + "step", "the next step to be trained")
-        self.version = Gauge(p + "learner_version", "the number of the published version")
-        self.buffer = Gauge(p + "buffer_groups", "stored groups")
-        self.fresh = Gauge(p + "fresh_groups", "arrived groups that are not trained yet")
-        self.running = Gauge(p + "tasks_running", "tasks issued and not answered")
-        self.payload = Gauge(p + "payload_bytes", "payloads in Redis")
-        self.totals = Gauge(p + "run_groups", "groups of the run so far, by what became of them", ["what"])
-        self.acceptance = Gauge(p + "acceptance_ratio", "accepted of the scanned groups, last step")
-        self.lag = Gauge(p + "lag_versions", "age of the oldest sampled token in the last batch")
-        self.lag_mean = Gauge(
+        self.step = gauge(p + "step", "the next step to be trained")
+        self.version = gauge(p + "learner_version", "the number of the published version")
+        self.buffer = gauge(p + "buffer_groups", "stored groups")
+        self.fresh = gauge(p + "fresh_groups", "arrived groups that are not trained yet")
+        self.running = gauge(p + "tasks_running", "tasks issued and not answered")
+        self.payload = gauge(p + "payload_bytes", "payloads in Redis")
+        self.totals = gauge(p + "run_groups", "groups of the run so far, by what became of them", ["what"])
+        self.acceptance = gauge(p + "acceptance_ratio", "accepted of the scanned groups, last step")
+        self.lag = gauge(p + "lag_versions", "age of the oldest sampled token in the last batch")
+        self.lag_mean = gauge(
             p + "lag_mean_versions", "mean age of the oldest sampled token over the last batch's groups"
         )
-        self.age = Histogram(p + "replay_age_steps", "age of replayed groups", buckets=(1, 2, 3, 4, 6, 8, 12, 16, 32))
-        self.headroom = Histogram(
+        self.age = histogram(p + "replay_age_steps", "age of replayed groups", buckets=(1, 2, 3, 4, 6, 8, 12, 16, 32))
+        self.headroom = histogram(
             p + "headroom", "cached Headroom of stored groups when a batch is made", buckets=_SHARES
         )
-        self.drift = Histogram(
+        self.drift = histogram(
             p + "drift", "last measured Drift of stored groups when a batch is made", buckets=_DRIFTS
         )
-        self.what_if = Gauge(p + "what_if_acceptance_ratio", "acceptance at a multiple of tau, last step", ["factor"])
-        self.selection = Histogram(
+        self.what_if = gauge(p + "what_if_acceptance_ratio", "acceptance at a multiple of tau, last step", ["factor"])
+        self.selection = histogram(
             p + "selection_seconds",
             "time to order and gate one step",
             buckets=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
         )
-        self.scan_exposed = Counter(p + "scan_exposed_seconds", "time batches waited for a scan alone")
-        self.reward = Gauge(p + "reward_mean", "mean reward of the last batch's fresh groups")
-        self.correct = Gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
-        self.groups = Counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
-        self.dead_letters = Counter(p + "dead_letters", "entries that were refused")
-        self.reconnects = Counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
+        self.scan_exposed = counter(p + "scan_exposed_seconds", "time batches waited for a scan alone")
+        self.reward = gauge(p + "reward_mean", "mean reward of the last batch's fresh groups")
+        self.correct = gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
+        self.groups = counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
+        self.dead_letters = counter(p + "dead_letters", "entries that were refused")
+        self.reconnects = counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
 
     def group(self, header: GroupHeader) -> None:
         """A group was filed."""

@@ -41,8 +41,7 @@ class Selection:
         began = time.perf_counter()
         need = self.wanted - len(self.accepted)
         take = min(need, self.chunk) if self.policy.gated else need
-        slots = self.policy.order(self.buffer, self._position + take, self.seed)[self._position :] if take else []
-        ids = self.buffer.ids(slots)
+        ids = self.buffer.ids(self.policy.order(self.buffer, self._position + take, self.seed)[self._position :])
         self._position += len(ids)
         if not self.policy.gated:
             self.accepted, ids = ids, []

@@ -214,7 +214,7 @@ class Store:
 
     async def _read(self, table: str, kind: Any) -> dict[str, Any]:
         decoder = msgspec.msgpack.Decoder(kind)
-        saved = await self.client.hgetall(_table(self.keys, table))
+        saved: dict[Any, Any] = await self.client.hgetall(_table(self.keys, table))
         return {field.decode(): decoder.decode(value) for field, value in saved.items()}
 
 
