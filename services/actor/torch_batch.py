@@ -9,42 +9,18 @@ token is how many entries of cumsum(softmax(float64 logits / T)) are at most u t
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from services.actor.engine import Finish, Generation, Sampling, add_run
+from services.actor.engine import Finish, add_run
 from services.actor.torch_model import TorchModel
+from services.actor.torch_row import Row
 from shared.versions import Version
 
 PREFILL_TOKENS = 8192  # of one prefill, padding included
 KEPT_BYTES = 2**28  # of keys and values that wait for their next turn
 
 Entries = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of one row, per layer
-
-
-@dataclass(eq=False)
-class Row:
-    """A request. `ids` grows; all but its last token are in the cache while the row runs."""
-
-    ids: list[int]
-    sampling: Sampling
-    deliver: Callable[["Row"], None]
-    cancelled: bool = False
-    prompt: int = 0
-    logprobs: list[float] = field(default_factory=list)
-    version_runs: list[tuple[int, Version]] = field(default_factory=list)
-    finish: Finish | None = None
-
-    def __post_init__(self) -> None:
-        self.prompt = len(self.ids)
-        self.uniform = np.random.default_rng(self.sampling.seed)
-
-    def generation(self) -> Generation:
-        """What came out."""
-        assert self.finish is not None
-        return Generation(self.ids[self.prompt :], self.logprobs, self.version_runs, self.finish)
 
 
 class Batch:

@@ -12,18 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from services.actor import engine
 from services.actor.engine import EngineFailed, Generation, Sampling
 from services.actor.text import Codec
-from services.actor.torch_batch import Batch, Row
-from services.actor.torch_model import TorchModel, read_weights
+from services.actor.torch_row import Row
 from shared.config import Config
 from shared.messages import WeightsNotice
 from shared.versions import Version
+
+if TYPE_CHECKING:  # torch and transformers are imported in the engine's thread: they take seconds
+    import torch
+
+    from services.actor.torch_batch import Batch
+    from services.actor.torch_model import TorchModel
 
 log = logging.getLogger("headrace")
 _UNPUBLISHED = Version(0, 0)  # labels tokens that are sampled before any notice; the service does not ask for such
@@ -64,6 +67,8 @@ class TorchEngine:
 
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
         """Verify and read outside the thread, exchange inside."""
+        from services.actor.torch_model import read_weights
+
         await engine.verify_files(notice, directory)
         state = await asyncio.to_thread(read_weights, directory)
         return await self._call(lambda: self._exchange(notice, state))
@@ -79,11 +84,16 @@ class TorchEngine:
             await asyncio.to_thread(self._thread.join, 4.0)
 
     @property
-    def _loaded(self) -> tuple[TorchModel, Batch]:
+    def _loaded(self) -> "tuple[TorchModel, Batch]":
         assert self._model is not None and self._batch is not None
         return self._model, self._batch
 
     def _load(self) -> None:
+        import torch
+
+        from services.actor.torch_batch import Batch
+        from services.actor.torch_model import TorchModel
+
         threads = self.config.actor.threads or share_of_cores(self.config)
         torch.set_num_threads(threads)
         directory = engine.find_model(self.config.model.path)
@@ -93,7 +103,7 @@ class TorchEngine:
         self._model = TorchModel(directory, device, dtype)
         self._batch = Batch(self._model, Codec(directory).decode, engine.end_tokens(directory))
 
-    def _exchange(self, notice: WeightsNotice, state: dict[str, torch.Tensor]) -> float:
+    def _exchange(self, notice: WeightsNotice, state: "dict[str, torch.Tensor]") -> float:
         model, batch = self._loaded
         started = time.monotonic()
         old = model.state()
@@ -111,6 +121,8 @@ class TorchEngine:
 
     def _run(self) -> None:
         try:
+            import torch
+
             with torch.inference_mode():
                 while self._take_commands():
                     if self._batch is not None and not self._batch.empty:

@@ -52,7 +52,7 @@ def right(queries: list[str]) -> tuple[int, object]:
     return 200, {"result": [[hit(q)] for q in queries]}
 
 
-def client(server: Server, retries: int = 2, timeout_s: float = 0.5, **more) -> Retriever:
+def client(server: Server, retries: int = 2, timeout_s: float = 5.0, **more) -> Retriever:
     return Retriever(server.url, topk=1, timeout_s=timeout_s, retries=retries, **more)
 
 

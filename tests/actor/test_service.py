@@ -1,0 +1,361 @@
+"""Whole actors as processes: real Redis, real retriever, a tiny random model."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import numpy as np
+import pytest
+import redis
+
+from shared.config import Config
+from shared.events import parse
+from shared.messages import (
+    EVAL,
+    FINISHED,
+    TRAIN,
+    TRUNCATED,
+    GroupHeader,
+    Task,
+    WeightsNotice,
+    decode,
+    encode,
+)
+from shared.payload import decode_payload
+from shared.redis_client import connect
+from shared.seeds import derive
+from shared.streams import ACTORS, FIELD, Keys, SyncInbox, add
+from shared.versions import Version
+from tests.actor.tiny_model import WORDS
+
+KEYS = Keys("test")
+T = TypeVar("T")
+REPOSITORY = Path(__file__).resolve().parents[2]
+WAIT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def wait_for(what: str, look: Callable[[], T | None], seconds: float = WAIT_S) -> T:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (found := look()) is not None:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+@pytest.fixture(scope="module")
+def search_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A running env_search over one passage per letter."""
+    folder = tmp_path_factory.mktemp("search")
+    letters = [w for w in WORDS if w.isalpha() and len(w) == 1]
+    lines = [json.dumps({"id": f"d-{w}", "contents": f'"{w}"\n{w} is a {w}'}) for w in letters]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    port = free_port()
+    env = os.environ | {
+        "HEADRACE_SEARCH__CORPUS": str(folder / "corpus.jsonl"),
+        "HEADRACE_SEARCH__PORT": str(port),
+        "HEADRACE_RUN__ROOT": str(folder),
+        "HEADRACE_SEARCH__STEMMER": "none",
+    }
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "services.env_search"], env=env, cwd=REPOSITORY, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+
+    def healthy() -> bool | None:
+        assert process.poll() is None, (folder / "log").read_text()
+        try:
+            return httpx.get(f"{url}/health").status_code == 200 or None
+        except httpx.HTTPError:
+            return None
+
+    wait_for("env_search", healthy)
+    yield url
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def config(make_config, redis_url: str, search_url: str) -> Config:
+    return make_config(redis={"url": redis_url}, env={"url": search_url})
+
+
+@pytest.fixture
+def start_actor(tmp_path: Path) -> Iterator[Callable[[Config], subprocess.Popen]]:
+    """Start actor processes; they are killed after the test and none may have ended by itself before `stopped`."""
+    processes: list[subprocess.Popen] = []
+
+    def start(config: Config) -> subprocess.Popen:
+        path = tmp_path / f"actor{len(processes)}.toml"
+        path.write_text(config.to_toml())
+        env = os.environ | {"HEADRACE_CONFIG": str(path), "HEADRACE_REDIS__URL": config.redis.url}
+        env |= {"OMP_NUM_THREADS": "1", "HEADRACE_LOG": "INFO"}
+        with path.with_suffix(".log").open("wb") as log:
+            process = subprocess.Popen([sys.executable, "-m", "services.actor"], env=env, cwd=REPOSITORY, stderr=log)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+    for path in sorted(tmp_path.glob("actor*.log")):
+        print(path.name, path.read_text(), sep="\n")
+
+
+def make_task(number: int, **changes) -> Task:
+    fields: dict = {
+        "id": f"t{number}",
+        "kind": TRAIN,
+        "number": number,
+        "attempt": 0,
+        "seed": derive(7, number),
+        "group_size": 4,
+        "temperature": 1.0,
+        "min_version": 0,
+        "data_source": "letters",
+        "messages": [{"role": "question", "content": "x y a ?"}],
+        "ground_truth": ["a", "b", "c", "d"],
+    }
+    return Task(**(fields | changes))
+
+
+def send(client: redis.Redis, *tasks: Task) -> None:
+    for task in tasks:
+        add(client, KEYS.tasks, encode(task))
+
+
+def announce(client: redis.Redis, published: tuple[WeightsNotice, Path]) -> WeightsNotice:
+    add(client, KEYS.weights, encode(published[0]))
+    return published[0]
+
+
+def headers(client: redis.Redis, count: int) -> list[GroupHeader]:
+    """The first `count` group headers, in order of task number, once they are there."""
+
+    def look() -> list[GroupHeader] | None:
+        entries = client.xrange(KEYS.groups)
+        return [decode(fields[FIELD], GroupHeader) for _, fields in entries] if len(entries) >= count else None
+
+    found = wait_for(f"{count} groups", look)
+    assert len(found) == count
+    return sorted(found, key=lambda h: h.number)
+
+
+def heartbeats(client: redis.Redis) -> list[dict]:
+    values = [client.get(KEYS.actor(name.decode())) for name in client.smembers(KEYS.actors)]
+    return [json.loads(v) for v in values if v]
+
+
+def pending(client: redis.Redis) -> int:
+    return client.xpending(KEYS.tasks, ACTORS)["pending"]
+
+
+@pytest.mark.slow
+def test_tasks_become_groups_that_hold_what_their_headers_say(
+    client, config, start_actor, publish, model_dir, full_logprobs
+):
+    from services.actor.text import Codec
+
+    codec = Codec(model_dir)
+    actor = start_actor(config)
+    announce(client, publish(0, seed=0))
+    send(client, *(make_task(i) for i in range(12)))
+    send(client, make_task(100, kind=EVAL, group_size=1, temperature=0.0, round=0))
+    found = headers(client, 13)
+    assert pending(client) == 0 and client.xlen(KEYS.tasks) == 0
+
+    searched = 0
+    for header in found[:12]:
+        assert header.usable, header.failure
+        p = decode_payload(client.get(KEYS.payload(header.id)), "test")
+        assert header.payload_bytes == client.strlen(KEYS.payload(header.id))
+        assert header.sampled_tokens == p.trained_lengths.tolist()
+        assert header.total_tokens == p.lengths.tolist()
+        assert header.signs == np.sign(p.advantages).tolist()
+        assert header.version_min == header.version_max == Version(0, 0)
+        assert header.fingerprints["index"]
+        assert set(header.statuses) <= {FINISHED, TRUNCATED}
+        assert codec.decode(p.prompt) == "<|user|> x y a ? <|end|> <|assistant|>"
+        texts = [codec.decode(p.rollout(i)[0]) for i in range(4)]
+        assert len(set(texts)) == 4  # seeds differ
+        at = 0
+        for i in range(4):
+            ids, mask = p.rollout(i)
+            truth = np.array(full_logprobs(model_dir, [*p.prompt.tolist(), *ids.tolist()], len(p.prompt)))
+            ours = p.l_gen[at : at + mask.sum()]
+            at += mask.sum()
+            assert np.abs(ours - truth[mask]).max() < 1e-5
+            turns = [(a, b) for r, a, b in p.turns.tolist() if r == i]
+            assert [k for a, b in turns for k in range(a, b)] == np.flatnonzero(mask).tolist()
+            assert len(p.documents[i]) == header.searches[i] == codec.decode(ids[~mask]).count("<information>")
+            searched += header.searches[i]
+    assert searched > 0
+    evaluation = found[12]
+    assert evaluation.kind == EVAL and evaluation.round == 0 and evaluation.usable
+    assert client.exists(KEYS.payload("t100")) == 0
+
+    beat = heartbeats(client)[0]
+    assert beat["version"] == [0, 0] and beat["engine"] == "torch" and beat["pid"] == actor.pid
+    metrics = httpx.get(f"http://127.0.0.1:{beat['port']}/metrics").text
+    assert 'headrace_actor_groups_total{outcome="stored"} 13.0' in metrics
+    kinds = [e["kind"] for _, e in parse(client.xrange(KEYS.events))]
+    assert kinds.count("rollout") == 1 and kinds.count("swap") == 1
+
+
+@pytest.mark.slow
+def test_weights_change_while_groups_run_and_old_tasks_wait_for_them(client, config, start_actor, publish):
+    send(client, *(make_task(i) for i in range(4)), make_task(4, min_version=1))
+    start_actor(config)
+    announce(client, publish(0, seed=0))
+    early = headers(client, 4)
+    assert {h.version_max for h in early} == {Version(0, 0)}
+    bad = announce(client, publish(1, seed=1, canary_seed=2))
+    wait_for("the refusal", lambda: [b for b in heartbeats(client) if b["canary_refused"]] or None)
+    assert heartbeats(client)[0]["version"] == [0, 0]
+    good = announce(client, publish(2, seed=1))
+    assert headers(client, 5)[4].version_min == good.version
+    told = [e for _, e in parse(client.xrange(KEYS.events)) if e["kind"] == "refused"]
+    assert told[0]["version"] == str(bad.version) and "nats" in told[0]["reason"]
+
+
+@pytest.mark.slow
+def test_a_task_given_to_two_actors_is_stored_once(client, config, start_actor, publish):
+    task = make_task(1)
+    announce(client, publish(0, seed=0))
+    for _ in range(2):
+        start_actor(config)
+    wait_for("two actors", lambda: True if sum(b["version"] is not None for b in heartbeats(client)) == 2 else None)
+    send(client, task, task)
+    headers(client, 1)
+    wait_for("both entries to be done", lambda: True if client.xlen(KEYS.tasks) == 0 else None)
+    assert client.xlen(KEYS.groups) == 1
+
+
+@pytest.mark.slow
+def test_sigterm_hands_the_tasks_back_at_once(client, config, start_actor, publish):
+    endless = make_config_endless(config)
+    announce(client, publish(0, seed=0))
+    first = start_actor(endless)
+    send(client, *(make_task(i, group_size=64) for i in range(3)))
+    wait_for("running groups", lambda: True if any(b["groups_running"] == 3 for b in heartbeats(client)) else None)
+    started = time.monotonic()
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(10) == 0
+    assert time.monotonic() - started < 5
+    assert not heartbeats(client)
+    assert pending(client) == 3
+    start_actor(config)
+    started = time.monotonic()
+    headers(client, 3)
+    assert time.monotonic() - started < 30
+
+
+def make_config_endless(config: Config) -> Config:
+    """One turn of hundreds of tokens in many rows: seconds of work."""
+    from shared.config import build
+
+    tree = config.model_dump()
+    tree["env"] |= {"kind": "single"}
+    tree["rollout"] |= {"max_tokens": 500, "max_turn_tokens": 400}
+    return build(tree)
+
+
+@pytest.mark.slow
+def test_what_a_dead_actor_left_is_taken_over(client, config, start_actor, publish):
+    dead = SyncInbox(client, KEYS.tasks, ACTORS, "dead")
+    dead.create()
+    send(client, make_task(0))
+    assert len(dead.read(1)) == 1
+    announce(client, publish(0, seed=0))
+    start_actor(config)
+    assert headers(client, 1)[0].usable
+
+
+@pytest.mark.slow
+def test_a_malformed_task_is_buried_and_the_others_go_on(client, config, start_actor, publish):
+    announce(client, publish(0, seed=0))
+    add(client, KEYS.tasks, b"\x81garbage")
+    send(
+        client,
+        make_task(0, group_size=1),
+        make_task(1),
+        make_task(2, messages=[{"role": "user", "content": "a " * 80}]),
+    )
+    start_actor(config)
+    found = headers(client, 2)
+    assert found[0].usable
+    assert "max_prompt_tokens" in found[1].failure and not client.exists(KEYS.payload("t2"))
+    letters = [fields[b"reason"].decode() for _, fields in client.xrange(KEYS.dead)]
+    assert len(letters) == 2 and "group_size" in letters[1]
+
+
+@pytest.mark.slow
+def test_a_retriever_that_is_down_masks_rollouts_and_never_scores_them(
+    client, make_config, redis_url, start_actor, publish
+):
+    config = make_config(redis={"url": redis_url}, env={"url": "http://127.0.0.1:9", "retries": 0})
+    announce(client, publish(0, seed=0))
+    send(client, make_task(0, group_size=8))
+    start_actor(config)
+    # without the retriever not even its index is known, so the task is given back instead of half done
+    wait_for("the task to come back", lambda: True if any(b["groups_running"] for b in heartbeats(client)) else None)
+    time.sleep(2)
+    assert client.xlen(KEYS.groups) == 0 and pending(client) == 1
+
+
+@pytest.mark.slow
+def test_redis_restarting_does_not_end_an_actor(config, start_actor, publish, tmp_path):
+    from cli.redis_binary import find_redis_binary
+    from shared.config import build
+
+    port = free_port()
+    command = [find_redis_binary().path, "--port", str(port), "--save", "", "--appendonly", "yes", "--dir", tmp_path]
+    tree = config.model_dump()
+    tree["redis"]["url"] = f"redis://127.0.0.1:{port}/0"
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        actor = start_actor(build(tree))
+        with connect(tree["redis"]["url"]) as client:
+            wait_for("Redis", lambda: _pings(client))
+            announce(client, publish(0, seed=0))
+            send(client, *(make_task(i) for i in range(4)))
+            headers(client, 4)
+            server.terminate()
+            server.wait(10)
+            time.sleep(1)
+            assert actor.poll() is None
+            server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            wait_for("Redis", lambda: _pings(client))
+            send(client, *(make_task(i) for i in range(4, 8)))
+            assert all(h.usable for h in headers(client, 8))
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _pings(client: redis.Redis) -> bool | None:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return None
