@@ -110,6 +110,9 @@ class Preflight:
                 self._absent(UserError(f"search.corpus = '{corpus}' is not a file: write the path of the passages."))
             elif not corpus.stat().st_size:
                 raise UserError(f"search.corpus = '{corpus}' is empty: it needs a JSON line per passage.")
+            if c.search.index and not (Path(c.search.index) / "manifest.json").is_file():
+                build = f"headrace index build {corpus} {c.search.index} --backend {c.search.backend}"
+                self._absent(UserError(f"search.index = '{c.search.index}' holds no index: build it with `{build}`."))
             if c.search.backend == "dense" and not c.search.encoder:
                 raise UserError("search.backend = 'dense' needs search.encoder, the sentence-embedding model.")
             return

@@ -132,12 +132,12 @@ def line(view: RunView, now: float) -> str:
 def table(view: RunView, now: float) -> Group:
     """The live display."""
     rows: list = [_head(view, now), _bar(view)]
-    grid = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 1))
     for _ in range(3):
         grid.add_column(style="dim", no_wrap=True)
-        grid.add_column(no_wrap=True, min_width=14)
+        grid.add_column(no_wrap=True, min_width=10)
     for left, middle, right in zip(_policy(view), _replay(view), _system(view), strict=True):
-        grid.add_row(*left, *middle, *right)
+        grid.add_row(*left, *_indented(middle), *_indented(right))
     rows += [Padding(grid, (1, 0, 0, 2)), Padding(_actors(view), (0, 0, 0, 2))]
     if view.warning and now - view.warning_time < WARNING_SHOWN_S:
         rows.append(Padding(Text(f"! {view.warning}", style="yellow"), (0, 0, 0, 2)))
@@ -168,6 +168,10 @@ def _bar(view: RunView) -> Table:
 Cells = list[tuple[str, str]]
 
 
+def _indented(cell: tuple[str, str]) -> tuple[str, str]:
+    return " " + cell[0], cell[1]
+
+
 def _policy(view: RunView) -> Cells:
     return [
         ("reward", number(view.recent_mean("reward_mean"))),
@@ -181,18 +185,18 @@ def _replay(view: RunView) -> Cells:
     fresh, replayed = view.last.get("fresh_groups"), view.last.get("replay_groups")
     return [
         ("acceptance", percent(view.recent_mean("acceptance"))),
-        ("batch", f"{replayed} replayed + {fresh} fresh" if fresh is not None else DASH),
-        ("replayed age", number(view.recent_mean("age_mean"), 1)),
+        ("replay + fresh", f"{replayed} + {fresh}" if fresh is not None else DASH),
+        ("replay age", number(view.recent_mean("age_mean"), 1)),
         ("buffer", f"{view.last['buffer_groups']} groups" if "buffer_groups" in view.last else DASH),
     ]
 
 
 def _system(view: RunView) -> Cells:
     return [
-        ("lag", f"{number(view.recent_mean('lag_mean'), 1)} (max {view.last.get('lag_max', DASH)})"),
+        ("lag", f"{number(view.recent_mean('lag_mean'), 1)} (≤{view.last.get('lag_max', DASH)})"),
         ("learner idle", percent(view.idle_share())),
         ("step", seconds(view.recent_mean("seconds"))),
-        ("memory", f"{gib(view.memory_bytes)} (peak {gib(view.peak_memory_bytes)})"),
+        ("memory", gib(view.memory_bytes)),
     ]
 
 

@@ -1,0 +1,144 @@
+"""What the command says of itself, and how it resolves a configuration."""
+
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli import demo, plan, up
+from cli.main import COMMANDS, main
+from cli.overrides import split_overrides
+from shared.config import build, load
+
+EXAMPLES = plan.PACKAGE_ROOT / "examples"
+
+
+def test_help_is_quick_and_teaches() -> None:
+    seconds = []
+    said = ""
+    for _ in range(3):
+        began = time.monotonic()
+        said = subprocess.check_output([sys.executable, "-P", "-m", "cli.main", "--help"], text=True)
+        seconds.append(time.monotonic() - began)
+    assert min(seconds) < 0.5
+    assert all(f"headrace {command}" in said for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert f"headrace {command}" in capsys.readouterr().out
+
+
+def test_the_settings_are_a_configuration_with_comments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["config"]) == 0
+    said = capsys.readouterr().out
+    assert load(_written(tmp_path, said), environ={}) == build({})
+    assert "tau = 0.01                                # the gate on Drift" in said
+
+
+def test_a_dry_run_prints_a_configuration_that_resolves_to_itself(
+    write_config: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", str(write_config()), "--dry-run", "--learner.lr", "2e-6", "--replay.tau=.02"]) == 0
+    said = capsys.readouterr().out
+    again = load(_written(tmp_path, said), environ={})
+    assert (again.learner.lr, again.replay.tau) == (2e-6, 0.02)
+    assert "# would start: redis (its own, on a free port), replay, learner, actor-0" in said
+    assert not again.run_dir.exists()
+
+
+@pytest.mark.parametrize("name", ["search-r1-3b", "search-r1-7b"])
+def test_the_configurations_of_the_paper_are_sound(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", str(EXAMPLES / f"{name}.toml"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    settings = tomllib.loads(said)
+    assert (settings["learner"]["batch"], settings["replay"]["select"], settings["replay"]["tau"]) == (128, 64, 0.01)
+    assert "# note: model.path = 'Qwen/Qwen2.5-" in said
+    assert "env_search" in said
+
+
+def test_the_demo_finds_its_files_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = up.resolve(str(EXAMPLES / "atlas.toml"), None, ["--search.port", "0", "--replay.port", "0"])
+    assert Path(config.data.train).is_file()
+    assert Path(config.search.corpus).is_file()
+    assert config.run_dir == tmp_path / "runs" / "atlas"
+    assert config.env.url == f"http://127.0.0.1:{config.search.port}"
+    assert plan.serves_search(config)
+
+
+def test_the_demo_takes_the_next_free_name(tmp_path: Path) -> None:
+    (tmp_path / "atlas-001").mkdir()
+    (tmp_path / "atlas-002").mkdir()
+    assert demo.free_name(tmp_path) == "atlas-003"
+
+
+def test_overrides_are_told_apart_from_options() -> None:
+    words = ["up", "--learner.lr", "2e-6", "run.toml", "--dry-run", "--replay.tau=.02", "--rollout.top_k", "-1"]
+    own, overrides = split_overrides(words)
+    assert own == ["up", "run.toml", "--dry-run"]
+    assert overrides == ["--learner.lr", "2e-6", "--replay.tau=.02", "--rollout.top_k", "-1"]
+
+
+def test_the_retriever_follows_its_port(write_config: Callable[..., Path], data_file: Path) -> None:
+    file, search = str(write_config()), ["--env.kind", "search", f"--search.corpus={data_file}"]
+    config = up.resolve(file, None, [*search, "--search.port", "9123"])
+    assert config.env.url == "http://127.0.0.1:9123"
+    assert plan.serves_search(config)
+    elsewhere = up.resolve(file, None, [*search, "--env.url", "http://retriever:8000", "--search.port", "9123"])
+    assert elsewhere.env.url == "http://retriever:8000"
+    assert not plan.serves_search(elsewhere)
+
+
+def test_a_path_in_a_file_means_the_file_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs").mkdir()
+    for folder in (tmp_path, tmp_path / "configs"):
+        (folder / "here.jsonl").touch()
+    (tmp_path / "below.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "configs" / "run.toml"
+    file.write_text('[data]\ntrain = "here.jsonl"\neval = "below.jsonl"\n[model]\npath = "owner/name"\n')
+    config = load(file, environ={})
+    assert config.data.train == str(tmp_path / "configs" / "here.jsonl")
+    assert config.data.eval == "below.jsonl"
+    assert config.model.path == "owner/name"
+    assert load(file, ["--data.train", "here.jsonl"], environ={}).data.train == "here.jsonl"
+
+
+def test_a_service_sees_the_resolved_file_and_no_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_LEARNER__LR", "1")
+    monkeypatch.setenv("HEADRACE_LOG", "DEBUG")
+    seen = plan.child_environment(Path("runs/x/config.toml"), "redis://:secret@127.0.0.1:1/0", {"OMP_NUM_THREADS": "1"})
+    assert "HEADRACE_LEARNER__LR" not in seen
+    assert seen["HEADRACE_LOG"] == "DEBUG"
+    assert seen["HEADRACE_REDIS__URL"] == "redis://:secret@127.0.0.1:1/0"
+    assert seen["PATH"] == os.environ["PATH"]
+
+
+def test_the_cores_are_shared_between_learner_and_actors() -> None:
+    assert plan.thread_shares(build({"actor": {"count": 2}}), cores=2) == (1, 1)
+    assert plan.thread_shares(build({"actor": {"count": 2}}), cores=16) == (8, 4)
+    assert plan.thread_shares(build({"actor": {"count": 2, "threads": 3}, "learner": {"threads": 5}}), cores=2) == (
+        5,
+        3,
+    )
+
+
+def test_metrics_ports_of_several_actors_differ() -> None:
+    specs = plan.services_of(build({"actor": {"count": 2, "port": 9100}, "env": {"kind": "single"}}), cores=2)
+    assert [s.name for s in specs] == ["replay", "learner", "actor-0", "actor-1"]
+    assert [s.environment.get("HEADRACE_ACTOR__PORT") for s in specs[2:]] == ["9100", "9101"]
+
+
+def _written(folder: Path, text: str) -> Path:
+    file = folder / "written.toml"
+    file.write_text(text)
+    return file

@@ -1,0 +1,69 @@
+"""metrics.jsonl has one line per step, whatever crashed and was trained again."""
+
+import json
+from pathlib import Path
+
+from cli.recorder import Recorder, read_records
+
+
+def step(number: int, version: int = 0) -> dict:
+    return {"kind": "step", "time": 1.0, "step": number, "version": [version, number + 1]}
+
+
+def lines(run_dir: Path) -> list[tuple[int, int]]:
+    return [(r["step"], r["version"][0]) for r in read_records(run_dir / "metrics.jsonl")]
+
+
+def test_steps_are_appended_and_other_events_are_not(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.add(b"1-0", step(0))
+    recorder.add(b"2-0", {"kind": "eval", "time": 1.0, "round": 0, "em": 0.5})
+    recorder.add(b"3-0", step(1))
+    recorder.close()
+    assert lines(tmp_path) == [(0, 0), (1, 0)]
+    assert [r["kind"] for r in read_records(tmp_path / "events.jsonl")] == ["step", "eval", "step"]
+
+
+def test_a_step_said_twice_is_kept_once(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    for id, number in ((b"1-0", 0), (b"2-0", 1), (b"3-0", 1)):
+        recorder.add(id, step(number))
+    recorder.close()
+    assert lines(tmp_path) == [(0, 0), (1, 0)]
+
+
+def test_a_later_lineage_replaces_its_steps_and_what_came_after_them(tmp_path: Path) -> None:
+    first = Recorder(tmp_path)
+    for number in range(5):
+        first.add(f"{number + 1}-0".encode(), step(number))
+    first.close()
+    second = Recorder(tmp_path)
+    second.add(b"6-0", step(2, version=1))
+    second.close()
+    assert lines(tmp_path) == [(0, 0), (1, 0), (2, 1)]
+
+
+def test_a_resumed_run_reads_on_behind_the_last_event(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.note("session", pid=1)
+    assert recorder.last_id == "0-0"
+    recorder.add(b"17-3", {"kind": "rollout", "time": 1.0, "id": "an id of its own"})
+    recorder.note("memory", peak_bytes=1)
+    recorder.close()
+    again = Recorder(tmp_path)
+    assert again.last_id == "17-3"
+    assert [r["kind"] for r in again.records] == ["session", "rollout", "memory"]
+    again.close()
+
+
+def test_a_line_cut_off_by_a_crash_costs_that_line_only(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.add(b"1-0", step(0))
+    recorder.close()
+    for name in ("events.jsonl", "metrics.jsonl"):
+        with (tmp_path / name).open("a") as file:
+            file.write(json.dumps(step(1))[:20])
+    again = Recorder(tmp_path)
+    again.add(b"2-0", step(1))
+    again.close()
+    assert lines(tmp_path) == [(0, 0), (1, 0)]

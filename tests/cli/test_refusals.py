@@ -1,0 +1,183 @@
+"""What is wrong is said in one sentence with exit status 2, before anything is started or written."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+
+WriteConfig = Callable[..., Path]
+
+
+@pytest.fixture
+def refused(write_config: WriteConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run `headrace up` with overrides; the sentence, without the name in front."""
+
+    def run(*overrides: str) -> str:
+        before = set(tmp_path.rglob("*"))
+        status = main(["up", str(write_config()), *overrides])
+        said = capsys.readouterr()
+        assert status == 2
+        assert said.err.startswith("headrace: ")
+        assert said.err.count("\n") == 1, "one sentence, one line"
+        assert "Traceback" not in said.err
+        left = set(tmp_path.rglob("*")) - before
+        assert left <= {tmp_path / "run.toml"}
+        return said.err.removeprefix("headrace: ").rstrip()
+
+    return run
+
+
+def test_a_prompt_over_the_limit_names_the_question_and_both_numbers(refused: Callable[..., str]) -> None:
+    said = refused("--rollout.max_prompt_tokens", "13")
+    assert "data.train: the prompt of example 2 ('where where" in said
+    assert "has 14 tokens, and rollout.max_prompt_tokens is 13" in said
+
+
+def test_an_empty_data_set(refused: Callable[..., str], data_file: Path) -> None:
+    data_file.write_text("")
+    assert "holds no prompts" in refused()
+
+
+def test_a_data_set_with_a_broken_line(refused: Callable[..., str], data_file: Path) -> None:
+    data_file.write_text(data_file.read_text() + "{oops\n")
+    assert "train.jsonl line 4 is not JSON" in refused()
+
+
+def test_a_data_set_that_is_not_there(refused: Callable[..., str]) -> None:
+    assert "/nowhere/x.jsonl" in refused("--data.train", "/nowhere/x.jsonl")
+
+
+def test_an_unknown_key_with_the_nearest_one(refused: Callable[..., str]) -> None:
+    assert "unknown key 'learner.lrr'; did you mean 'learner.lr'?" in refused("--learner.lrr", "1")
+
+
+def test_groups_of_one(refused: Callable[..., str]) -> None:
+    assert "'rollout.group_size': input should be greater than or equal to 2 (given: 1)" in refused(
+        "--rollout.group_size", "1"
+    )
+
+
+def test_a_batch_that_is_no_multiple_of_its_mini_batches_shows_the_arithmetic(refused: Callable[..., str]) -> None:
+    said = refused("--learner.mini_batch", "5")
+    assert (
+        "learner.batch = 16 is not a multiple of learner.mini_batch = 5 (16 = 3 x 5 + 1): set learner.batch to" in said
+    )
+
+
+def test_replayed_groups_that_are_no_multiple_of_the_unit(refused: Callable[..., str]) -> None:
+    assert "replay.select = 8 is not a multiple of replay.unit = 3" in refused("--replay.unit", "3")
+
+
+def test_a_missing_corpus(refused: Callable[..., str]) -> None:
+    said = refused("--env.kind", "search", "--search.corpus", "/nowhere/corpus.jsonl", "--search.port", "0")
+    assert "search.corpus = '/nowhere/corpus.jsonl' is not a file" in said
+
+
+def test_a_missing_index_says_how_to_build_it(refused: Callable[..., str], data_file: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    said = refused(
+        "--env.kind", "search", "--search.port", "0", f"--search.corpus={data_file}", f"--search.index={index}"
+    )
+    assert f"build it with `headrace index build {data_file} {index} --backend bm25`" in said
+
+
+def test_a_search_run_without_a_corpus_or_a_retriever(refused: Callable[..., str], unused_port: int) -> None:
+    said = refused("--env.kind", "search", "--env.url", f"http://127.0.0.1:{unused_port}")
+    assert "no retriever answers at env.url" in said
+    assert "set search.corpus" in said
+
+
+def test_redis_that_is_down(refused: Callable[..., str], unused_port: int) -> None:
+    said = refused("--redis.url", f"redis://:secret@127.0.0.1:{unused_port}/0")
+    assert f"Redis at redis://127.0.0.1:{unused_port}/0 did not answer within 3 s" in said
+    assert "secret" not in said
+
+
+def test_redis_with_the_wrong_password(refused: Callable[..., str], redis_server_url: str) -> None:
+    address = redis_server_url.rpartition("@")[2]
+    said = refused("--redis.url", f"redis://:wrong@{address}")
+    assert "refuses the password" in said
+    assert ":wrong@" not in said
+
+
+def test_a_port_in_use(refused: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert f"replay.port = {port} is in use on this machine" in refused("--replay.port", str(port))
+
+
+def test_two_services_on_one_port(refused: Callable[..., str], data_file: Path, unused_port: int) -> None:
+    ports = ["--search.port", str(unused_port), "--replay.port", str(unused_port)]
+    said = refused("--env.kind", "search", "--search.corpus", str(data_file), *ports)
+    assert f"search.port and replay.port are both {unused_port}" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "missing"),
+    [
+        ("tokenizer.json", "a tokenizer"),
+        ("config.json", "config.json"),
+        ("model.safetensors", "weights"),
+    ],
+)
+def test_a_model_folder_that_is_not_complete(
+    refused: Callable[..., str], model_dir: Path, file: str, missing: str
+) -> None:
+    (model_dir / file).unlink()
+    said = refused()
+    assert "model.path" in said
+    assert f"lacks {missing}" in said
+
+
+def test_a_model_that_is_nowhere(refused: Callable[..., str]) -> None:
+    assert "neither a folder nor" in refused("--model.path", "nobody/nothing-7b")
+
+
+def test_a_tokenizer_that_is_none(refused: Callable[..., str], model_dir: Path) -> None:
+    (model_dir / "tokenizer.json").write_text("{}")
+    assert "is not a tokenizer" in refused()
+
+
+def test_more_tokens_than_the_model_has_positions(refused: Callable[..., str]) -> None:
+    assert "rollout.max_tokens = 600 exceeds the 512 positions" in refused("--rollout.max_tokens", "600")
+
+
+def test_a_run_that_is_there_already(refused: Callable[..., str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "test"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").touch()
+    said = refused()
+    assert f"the run folder {folder} exists already: continue it with `headrace up --resume {folder}`" in said
+
+
+def test_an_override_without_a_value(refused: Callable[..., str]) -> None:
+    assert "--learner.lr has no value" in refused("--learner.lr")
+
+
+def test_a_configuration_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "/nowhere.toml"]) == 2
+    assert "there is no configuration file /nowhere.toml" in capsys.readouterr().err
+
+
+def test_neither_a_configuration_nor_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up"]) == 2
+    assert "name either a configuration" in capsys.readouterr().err
+
+
+def test_resuming_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--resume", str(tmp_path)]) == 2
+    assert "holds no config.toml" in capsys.readouterr().err
+
+
+def test_an_unknown_command_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statsu"]) == 2
+    assert "did you mean 'status'?" in capsys.readouterr().err
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]

@@ -1,0 +1,141 @@
+"""`headrace status` reads a real Redis, and says plainly when nothing runs."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from cli import local_redis
+from cli.main import main
+from shared import events, streams
+from shared.config import build
+from shared.messages import EVAL, Task, WeightsNotice, encode
+from shared.streams import Keys
+from shared.versions import Version
+
+
+@pytest.fixture
+def run_in_redis(redis_url: str) -> str:
+    """A run with two waiting tasks, a pending one, one actor, a version and a few events."""
+    keys = Keys("exp7")
+    with redis.Redis.from_url(redis_url) as client:
+        client.xgroup_create(keys.tasks, streams.ACTORS, id="0", mkstream=True)
+        for number in range(3):
+            streams.add(client, keys.tasks, encode(_task(number)))
+        client.xreadgroup(streams.ACTORS, "one", {keys.tasks: ">"}, count=1)
+        notice = WeightsNotice(version=Version(0, 7), location="v", digest="d", size=1, published=0.0, canary=[])
+        streams.add(client, keys.weights, encode(notice))
+        client.sadd(keys.actors, "host-1", "host-dead")
+        beat = {"version": [0, 7], "engine": "torch", "groups_running": 3, "tokens_per_s": 2000.0, "pid": 1}
+        client.set(keys.actor("host-1"), json.dumps(beat), ex=10)
+        events.emit(client, keys, "step", step=6, steps=100, reward_mean=0.5, acceptance=0.75, buffer_groups=32)
+        events.emit(client, keys, "eval", round=0, em=0.35, n=400)
+        events.emit(client, keys, "warning", text="acceptance is low")
+        streams.bury(client, keys, "groups", "not a message", b"x")
+    return redis_url
+
+
+def test_the_state_as_json(run_in_redis: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--redis", run_in_redis, "--run", "exp7", "--json"]) == 0
+    state = json.loads(capsys.readouterr().out)
+    assert state["running"]
+    assert state["version"] == "0.7"
+    assert state["step"]["step"] == 6
+    assert state["streams"]["tasks"] == {"length": 3, "pending": 1}
+    assert [a["id"] for a in state["actors"]] == ["host-1"]
+    assert 0 <= state["actors"][0]["heartbeat_age_s"] < 5
+    assert state["dead_letters"] == 1
+    assert state["events"][-1]["text"] == "acceptance is low"
+
+
+def test_the_state_for_a_person(run_in_redis: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--redis", run_in_redis, "--run", "exp7"]) == 0
+    said = capsys.readouterr().out
+    for shown in ("step 7/100, weights 0.7", "host-1", "torch", "75.0 %", "32 groups", "acceptance is low"):
+        assert shown in said
+
+
+def test_a_run_that_does_not_run_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "runs" / "x"
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.toml").write_text(build({"run": {"name": "x"}}).to_toml())
+    local_redis.prepare(run_dir, 0)
+    assert main(["status", str(run_dir)]) == 1
+    assert f"Nothing runs for {run_dir}" in capsys.readouterr().out
+    assert main(["status", str(run_dir), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"running": False, "run": "x"}
+
+
+def test_the_newest_run_is_meant_when_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["status"]) == 2
+    assert "there is no run under" in capsys.readouterr().err
+    for name in ("old", "new"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").write_text(build({"run": {"name": name}}).to_toml())
+        local_redis.prepare(tmp_path / "runs" / name, 0)
+        time.sleep(0.02)
+    assert main(["status"]) == 1
+    assert "runs/new" in capsys.readouterr().out
+
+
+def test_the_own_redis_keeps_its_secret_and_its_data(tmp_path: Path) -> None:
+    first = local_redis.prepare(tmp_path, 2**26)
+    password = first.url.split(":")[2].partition("@")[0]
+    assert password not in " ".join(first.command)
+    for file in (tmp_path / "redis" / "redis.conf", tmp_path / "redis" / "url"):
+        assert file.stat().st_mode & 0o777 == 0o600
+    _with_server(first, lambda client: client.set("key", "value"))
+    second = local_redis.prepare(tmp_path, 2**26)
+    assert second.url != first.url
+    settings: dict = {}
+
+    def look(client: redis.Redis) -> None:
+        assert client.get("key") == b"value"
+        settings.update(client.config_get("*"))
+
+    _with_server(second, look)
+    assert settings["maxmemory-policy"] == "noeviction"
+    assert settings["maxmemory"] == str(2**26)
+    assert (settings["appendonly"], settings["appendfsync"], settings["save"]) == ("yes", "everysec", "")
+    assert settings["bind"] == "127.0.0.1"
+
+
+def _with_server(server: local_redis.LocalRedis, work: Callable[[redis.Redis], object]) -> None:
+    process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    client.ping()
+                    break
+                except redis.ConnectionError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+            work(client)
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def _task(number: int) -> Task:
+    return Task(
+        id=f"t{number}",
+        kind=EVAL,
+        number=number,
+        attempt=0,
+        seed=0,
+        group_size=1,
+        temperature=0.0,
+        min_version=0,
+        data_source="x",
+        messages=[],
+        ground_truth=[],
+    )
