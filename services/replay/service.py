@@ -120,7 +120,7 @@ class Replay:
     def _result(self, state: State, tx: Transaction, result: messages.Result) -> None:
         match result:
             case Hello():
-                transitions.learner_said_hello(state, tx, result)
+                transitions.learner_said_hello(self.config, state, tx, result)
                 self._forget_selection()
             case ScanResult():
                 self._scanned(state, tx, result)

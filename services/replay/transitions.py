@@ -23,16 +23,16 @@ from shared.prompts import PromptSource
 log = logging.getLogger("headrace.replay")
 
 
-def learner_said_hello(state: State, tx: Transaction, hello: Hello) -> None:
+def learner_said_hello(config: Config, state: State, tx: Transaction, hello: Hello) -> None:
     """A learner is up. Its version may be older than what was trained: then it trains the batches it kept again."""
     c = state.counters
     if c.version is not None:
-        tx.event("resumed", version=hello.version, step=c.step)
-    if hello.version.number > c.step:
+        tx.event("resumed", service="replay", version=hello.version, step=c.step)
+    if hello.version.number > c.step:  # checkpoints that outlived the server they were made with
         text = f"the learner is at step {hello.version.number}, replay was at {c.step}: going on from the learner's."
-        tx.event("warning", text=text)
+        tx.event("warning", service="replay", text=text)
         c.step = hello.version.number
-        c.issued = max(c.issued, c.step * max(1, c.issued // max(c.step, 1)))
+        c.issued = max(c.issued, c.step * config.learner.batch + c.lost)
     c.version = hello.version
 
 

@@ -106,6 +106,21 @@ async def test_a_learner_that_resumes_is_given_the_same_batches_again(make_confi
     check_the_run(config, state, learner, records)
 
 
+async def test_a_learner_whose_checkpoint_outlived_redis_goes_on_from_it(make_config):
+    config = make_config(run={"steps": 12}, replay={"policy": "none"})
+    learner, actor = PeerLearner(config.redis.url, config), PeerActor(config.redis.url, config, 0)
+    learner.saved = 9  # and the server is empty
+    tasks = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(learner.run())]
+    await asyncio.sleep(0.05)
+    tasks.append(asyncio.create_task(actor.run()))
+    async with asyncio.timeout(30):
+        while not learner.finished:
+            await asyncio.sleep(0.02)
+    await stop(*tasks)
+    numbers = [int(id[1:]) for _, batch in learner.trained for id in batch.fresh]
+    assert sorted(numbers) == list(range(36, 48)), "the data set goes on where step 9 begins"
+
+
 async def test_both_crash(make_config):
     config = make_config(run={"steps": 20}, replay={"max_lag": 2})
     state, learner, records = await run_to_the_end(config, crashes=6, learner_crashes=4, fail_share=0.1, seed=7)
@@ -156,7 +171,7 @@ async def test_malformed_entries_are_buried_and_the_run_goes_on(make_config):
 
 
 async def test_a_second_replay_process_takes_over_and_the_first_leaves(make_config):
-    config = make_config(run={"steps": 200})
+    config = make_config(run={"steps": 5000})
     url = config.redis.url
     learner, actor = PeerLearner(url, config), PeerActor(url, config, 0)
     first = asyncio.create_task(new_replay(config, None).run())
