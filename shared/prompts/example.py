@@ -1,8 +1,10 @@
 """One prompt with its acceptable answers, and how the rows of the usual data sets become one.
 
-| form | question | answers | |---|---|---| | verl, Search-R1 | prompt: [{role, content}], maybe question |
-reward_model.ground_truth, as text, list or {target} | | question answering | question | golden_answers,
-answers, answer, ground_truth or target | | mathematics | problem or question | answer (GSM8K's follows ####), else the last box of solution |
+| form | question | answers |
+|---|---|---|
+| verl, Search-R1 | prompt: [{role, content}], maybe question | reward_model.ground_truth: text, list or {target} |
+| question answering | question | golden_answers, answers, answer, ground_truth or target |
+| mathematics | problem or question | answer (GSM8K's follows ####), else the last box of solution |
 """
 
 from collections.abc import Mapping

@@ -17,12 +17,9 @@ import pytest
 from services.env_search.backend import IndexSpec
 from services.env_search.index import build_index
 
-# A service started alone reads the whole configuration; without a policy the rest of it needs no thought here.
-PLAIN = {"HEADRACE_REPLAY__POLICY": "none"}
-
 
 def environment(**search: object) -> dict[str, str]:
-    return os.environ | PLAIN | {f"HEADRACE_SEARCH__{key.upper()}": str(value) for key, value in search.items()}
+    return os.environ | {f"HEADRACE_SEARCH__{key.upper()}": str(value) for key, value in search.items()}
 
 
 @contextmanager
