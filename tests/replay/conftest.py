@@ -31,6 +31,7 @@ def make_config(redis_server_url):
                 "capacity": 10,
                 "max_lag": 1,
                 "scan_chunk": 3,
+                "max_attempts": 9,
             },
             "rollout": {"group_size": 3},
         }
