@@ -57,13 +57,24 @@ def draw(records: Records, path: Path, name: str) -> None:
         for ax, panel in zip(axes.flat, panels, strict=True):
             panel(ax)
             ax.grid(True, axis="y")
+            ax.set_axisbelow(True)
             ax.set_xlabel("step")
             if not ax.has_data():
                 ax.text(0.5, 0.5, "not measured", ha="center", va="center", color=GREY, transform=ax.transAxes)
             elif ax.get_legend_handles_labels()[0]:
-                ax.legend(loc="best")
+                _make_room(ax)
+                ax.legend(loc="upper left", ncols=2)
         figure.savefig(path, dpi=120)
         plt.close(figure)
+
+
+def _make_room(ax: Axes) -> None:
+    """Space for the legend above the curves."""
+    low, high = ax.get_ylim()
+    if ax.get_yscale() == "log":
+        ax.set_ylim(low, high * (high / low) ** 0.25)
+    else:
+        ax.set_ylim(0, 1.3 * high)
 
 
 def _em(ax: Axes, evals: Records, steps: Records) -> None:
@@ -71,7 +82,6 @@ def _em(ax: Axes, evals: Records, steps: Records) -> None:
     _line(ax, steps, "correct_share", GREY, "sampled, training", scale=100)
     if evals:
         ax.plot([e["round"] for e in evals], [100 * e["em"] for e in evals], "o-", color=BLUE, label="held-out")
-    ax.set_ylim(bottom=0)
 
 
 def _reward(ax: Axes, steps: Records) -> None:
@@ -91,7 +101,7 @@ def _drift(ax: Axes, steps: Records) -> None:
     ax.set_title("How far the policy is from the data")
     learner = [{"step": s["step"], **s.get("learner", {})} for s in steps]
     _line(ax, learner, "replay_kl", VIOLET, "KL of replayed groups")
-    _line(ax, steps, "drift_mean", ORANGE, "drift of scanned groups")
+    _line(ax, steps, "drift_mean", ORANGE, "drift of replayed groups")
     _line(ax, steps, "headroom_mean", BLUE, "headroom of replayed groups")
     if any(np.any(np.asarray(line.get_ydata()) > 0) for line in ax.get_lines()):
         ax.set_yscale("log")

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,7 @@ class Session:
         self.started = time.time()
         self.view = RunView(config.run.name, config.run.steps, self.started)
         self.recorder = Recorder(self.run_dir)
+        self._watchers: list[asyncio.Task[None]] = []
         self._stop, self._light_up, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
         for record in self.recorder.records:
             self._show_record(record)
@@ -73,7 +75,7 @@ class Session:
         finally:
             began = time.monotonic()
             self.view.phase = "stopping"
-            self.screen.show(self.view)
+            self._draw()
             await supervisor.stop()
             stop_seconds = time.monotonic() - began
             self.recorder.note("stopped", seconds=round(stop_seconds, 3))
@@ -85,19 +87,17 @@ class Session:
         if url is None:
             return False
         client = connect_async(url)
-        watchers = [
-            asyncio.ensure_future(work)
-            for work in (self._follow(client), self._look(client, supervisor), self._weigh(supervisor), self._show())
-        ]
+        watching = (self._follow(client), self._look(client, supervisor), self._weigh(supervisor), self._show())
+        self._watchers = [asyncio.ensure_future(work) for work in watching]
         try:
             await self._start_services(supervisor, url)
             finished = await self._until_the_end(supervisor)
             await self._drain(client)
             return finished
         finally:
-            for task in watchers:
+            for task in self._watchers:
                 task.cancel()
-            await asyncio.gather(*watchers, return_exceptions=True)
+            await asyncio.gather(*self._watchers, return_exceptions=True)
             with suppress(redis.RedisError, OSError):
                 await client.aclose()
 
@@ -123,17 +123,20 @@ class Session:
         await self._first_of(supervisor.finished("learner"), supervisor)
         return supervisor.running["learner"].done.is_set()
 
-    async def _first_of(self, work, supervisor: Supervisor) -> None:
-        """Wait for `work`, a failure (raised) or a stop."""
+    async def _first_of(self, work: Coroutine[Any, Any, None], supervisor: Supervisor) -> None:
+        """Wait for `work`, a failure (raised, one of our own watchers' too) or a stop."""
         done = asyncio.ensure_future(work)
         failed = asyncio.ensure_future(supervisor.failure())
         stopped = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({done, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({done, failed, stopped, *self._watchers}, return_when=asyncio.FIRST_COMPLETED)
         for task in (done, failed, stopped):
             if not task.done():
                 task.cancel()
         if failed.done() and not failed.cancelled():
             raise failed.result()
+        for watcher in self._watchers:
+            if watcher.done():
+                watcher.result()
         if done.done() and not done.cancelled():
             done.result()
 
@@ -163,7 +166,8 @@ class Session:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop.set)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
+                loop.add_signal_handler(number, self._stop.set)
 
     async def _follow(self, client: redis.asyncio.Redis) -> None:
         """Record and show every event; a server that is away is waited for."""
@@ -243,8 +247,12 @@ class Session:
 
     async def _show(self) -> None:
         while True:
-            self.screen.show(self.view)
+            self._draw()
             await asyncio.sleep(SHOW_S)
+
+    def _draw(self) -> None:
+        with suppress(OSError):  # the terminal is gone, or nobody reads the pipe: the run goes on
+            self.screen.show(self.view)
 
 
 async def _answers(url: str) -> None:

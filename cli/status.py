@@ -43,6 +43,7 @@ class Target:
     name: str
     url: str
     shown: str  # how to speak of it
+    own: bool = False  # the run started this server for itself
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         with redis.Redis.from_url(target.url, socket_timeout=5.0) as client:
             state = read_state(client, target.name)
     except UserError as error:
-        if "did not answer" not in str(error):
+        # behind the port of a run's own server may be another run's by now
+        if "did not answer" not in str(error) and not target.own:
             raise
         return _say_nothing_runs(target, args.json)
     if args.json:
@@ -88,7 +90,7 @@ def find_target(args: argparse.Namespace) -> Target:
     url = stored_url(folder) if not config.redis.url else given or config.redis.url
     if url is None:
         raise UserError(f"the run in {folder} was never started: `headrace up --resume {folder}` starts it.")
-    return Target(config.run.name, url, str(folder))
+    return Target(config.run.name, url, str(folder), own=not config.redis.url)
 
 
 def newest_run(root: Path) -> Path:
