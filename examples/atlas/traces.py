@@ -73,7 +73,7 @@ def episode(question: Question, world: World, habits: Habits, rng: random.Random
     if rng.random() >= habits.first_search:
         same_kind = [e for e in world.entities.values() if e.kind == target.kind]
         target = rng.choice(same_kind)
-    segments: Segments = [(f"<think> first , {_search(target, first)}", True), _document(world, target.name)]
+    segments: Segments = [(f"<think> first, {_search(target, first)}", True), _document(world, target.name)]
     shown = [target.name]
     goes_on = question.hops == 2 and rng.random() < habits.second_hop
     right = habits.read_midway if question.hops == 2 else habits.read
@@ -83,7 +83,7 @@ def episode(question: Question, world: World, habits: Habits, rng: random.Random
         if rng.random() >= habits.second_search:
             target = rng.choice([first.subject, world.entities[world.distractors[shown[-1]]]])
         segments += [
-            (f"<think> {_state(found)} , next {_search(target, last)}", True),
+            (f"<think> {_state(found)}, next {_search(target, last)}", True),
             _document(world, target.name),
         ]
         shown.append(target.name)
@@ -102,7 +102,7 @@ def _search(target: Entity, fact: Fact) -> str:
 
 
 def _conclude(fact: Fact) -> str:
-    return f"<think> {_state(fact)} </think> <answer> {fact.object} </answer> {END}"
+    return f"<think> {_state(fact)} </think> <answer> {fact.object} </answer>{END}"
 
 
 def trace(question: Question, world: World, habits: Habits, extra: int, rng: random.Random) -> Segments:
@@ -111,15 +111,15 @@ def trace(question: Question, world: World, habits: Habits, extra: int, rng: ran
     The further questions make copying, which is what takes long to learn, a larger part of every sequence. One trace in
     thirty begins with a turn that ends without an action and is answered by the hint.
     """
-    segments: Segments = [(f"{USER} {question.text} {END} {ASSISTANT}", False)]
+    segments: Segments = [(f"{USER}{question.text}{END}{ASSISTANT}", False)]
     if rng.random() < 1 / 30:
-        lost = rng.choice(["<think> first ,", "<think> i need", "<answer> <search>", "<think> first , </think>"])
-        segments.append((f"{lost} {END} {grammar.HINT}", False))
+        lost = rng.choice(["<think> first,", "<think> I need", "<answer><search>", "<think> first, </think>"])
+        segments.append((f"{lost}{END}{grammar.HINT}", False))
     body, shown = episode(question, world, habits, rng)
     segments += body
     for _ in range(extra):
         fact = rng.choice(world.facts_of(rng.choice(shown)))
-        segments.append((f"{USER} {one_hop(fact, rng).text} {END} {ASSISTANT}", False))
+        segments.append((f"{USER}{one_hop(fact, rng).text}{END}{ASSISTANT}", False))
         segments.append((_conclude(fact), True))
     return segments
 

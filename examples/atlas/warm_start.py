@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from examples.atlas import traces, world
 from examples.atlas.rollout import bm25_retriever, play
@@ -25,7 +25,7 @@ DATA = Path(__file__).parent / "data"
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     config = Qwen2Config(
-        vocab_size=-(-len(tokenizer) // 64) * 64,
+        vocab_size=-(-len(tokenizer) // 8) * 8,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=3,
@@ -114,7 +114,7 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, limit: 
         generator = torch.Generator().manual_seed(0)
         played = play(model, tokenizer, [r["question"] for r in rows], search, greedy=mode == "greedy",
                       generator=generator)  # fmt: skip
-        right = [e.answer == r["golden_answers"][0].lower() for e, r in zip(played, rows, strict=True)]
+        right = [e.answer.lower() == r["golden_answers"][0].lower() for e, r in zip(played, rows, strict=True)]
         figures[mode] = 100 * sum(right) / len(right)
         for hops in (1, 2):
             of = [ok for ok, r in zip(right, rows, strict=True) if r["hops"] == hops]
@@ -145,16 +145,16 @@ def main() -> None:
     parser.add_argument("--noisy-lr", type=float, default=5e-4, help="peak learning rate of the noisy part")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
-    parser.add_argument("--clean-from", type=Path, help="skip the clean part and start from this model folder")
+    parser.add_argument("--start", type=Path, help="go on from this model folder instead of random weights")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    tokenizer = build_tokenizer()
-    if args.clean_from:
-        model = Qwen2ForCausalLM.from_pretrained(args.clean_from, dtype=torch.float32)
-    else:
-        model = build_model(tokenizer)
-        print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} words")
+    build_tokenizer().save_pretrained(args.out)
+    build_model(build_tokenizer()).config.save_pretrained(args.out)
+    tokenizer = AutoTokenizer.from_pretrained(args.out)
+    model = Qwen2ForCausalLM.from_pretrained(args.start) if args.start else build_model(tokenizer)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    if args.clean_steps:
         train(
             model,
             TraceSource(tokenizer, traces.CLEAN, 4, args.seed),

@@ -63,7 +63,7 @@ def test_tags_are_single_visible_tokens(loaded):
     text = loaded.decode(
         loaded.encode("<think>a</think><search>Nile Rindok born in</search>"), skip_special_tokens=True
     )
-    assert grammar.action(text) == ("search", "nile rindok born in")
+    assert grammar.action(text) == ("search", "Nile Rindok born in")
 
 
 def test_chat_template_gives_the_short_prompt(loaded):
