@@ -178,6 +178,7 @@ def _policy(view: RunView) -> Cells:
         ("held-out EM", em_change(view)),
         ("sampled right", percent(view.recent_mean("correct_share"))),
         ("tokens/s", number(view.recent_mean("tokens_per_s"), 0)),
+        ("step", seconds(view.recent_mean("seconds"))),
     ]
 
 
@@ -186,7 +187,8 @@ def _replay(view: RunView) -> Cells:
     return [
         ("acceptance", percent(view.recent_mean("acceptance"))),
         ("replay + fresh", f"{replayed} + {fresh}" if fresh is not None else DASH),
-        ("replay age", number(view.recent_mean("age_mean"), 1)),
+        ("headroom", number(view.recent_mean("headroom_mean"))),
+        ("drift", number(view.recent_mean("drift_mean"), 4)),
         ("buffer", f"{view.last['buffer_groups']} groups" if "buffer_groups" in view.last else DASH),
     ]
 
@@ -194,9 +196,10 @@ def _replay(view: RunView) -> Cells:
 def _system(view: RunView) -> Cells:
     return [
         ("lag", f"{number(view.recent_mean('lag_mean'), 1)} (≤{view.last.get('lag_max', DASH)})"),
+        ("replay age", number(view.recent_mean("age_mean"), 1)),
         ("learner idle", percent(view.idle_share())),
-        ("step", seconds(view.recent_mean("seconds"))),
         ("memory", gib(view.memory_bytes)),
+        ("memory peak", gib(view.peak_memory_bytes)),
     ]
 
 

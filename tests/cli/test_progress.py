@@ -21,6 +21,8 @@ STEP = {
     "replay_groups": 8,
     "buffer_groups": 32,
     "age_mean": 2.0,
+    "headroom_mean": 0.71,
+    "drift_mean": 0.0123,
     "learner": {"wait_s": 0.5, "step_s": 2.0},
 }
 
@@ -45,7 +47,7 @@ def test_the_table_shows_the_run_at_a_glance() -> None:
     text = drawn(training_view())
     for shown in ("atlas-001", "step 40/100", "2:00 left", "35.0 → 60.0 %", "75.0 %", "8 + 16"):
         assert shown in text
-    for shown in ("2,500", "25.0 %", "32 groups", "at 0.40"):
+    for shown in ("2,500", "25.0 %", "32 groups", "at 0.40", "0.710", "0.0123", "2.00 s"):
         assert shown in text
 
 

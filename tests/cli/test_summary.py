@@ -1,11 +1,12 @@
 """The summary of a run is a function of its events."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 
-from cli import artefacts
+from cli import artefacts, ending
 from cli.curves import draw
 from cli.samples import as_markdown, before_and_after
 from cli.summary import summarise
@@ -110,3 +111,23 @@ def test_final_points_at_the_newest_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / f"step_{number}").mkdir(parents=True)
         artefacts.link_final(tmp_path)
     assert (tmp_path / "final").resolve().name == "step_10"
+
+
+def test_the_ending_shows_what_was_learned_and_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "atlas-001"
+    run_dir.mkdir()
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records()))
+    ending.print_summary(run_dir, artefacts.write(run_dir, pictures=False))
+    ending.print_samples(run_dir)
+    said = capsys.readouterr().out
+    for shown in ("35.0 → 75.0 % (+40.0 points)", "64 generated", "2.00 GiB (PSS)", "before: wrong", "after: right"):
+        assert shown in said
+    assert "atlas-001/summary.json" in said
+    assert "atlas-001/final" not in said, "there is no checkpoint"
+
+
+def test_a_run_stopped_before_its_first_step_has_an_ending_too(tmp_path: Path) -> None:
+    ending.print_summary(tmp_path, summarise([{"kind": "session", "time": 1.0}]))
