@@ -57,11 +57,19 @@ class EngineFailed(RuntimeError):
 
 
 class Engine(Protocol):
-    """A model that generates. `version` is None until the first published weights are in."""
+    """A model that generates."""
 
     name: str
-    version: Version | None
-    progress: int  # grows whenever the engine gets something done; for the watchdog
+
+    @property
+    def version(self) -> Version | None:
+        """The weights in force; None until the first published ones are in."""
+        ...
+
+    @property
+    def progress(self) -> int:
+        """Grows whenever the engine gets something done; for the watchdog."""
+        ...
 
     async def start(self) -> None:
         """Load the model."""

@@ -37,8 +37,8 @@ async def roll_out(
 ) -> Group:
     """Play, score and assemble. What has ended by itself within rollout.deadline_s is kept; the rest is masked out.
 
-    A task whose prompt cannot be used gives a failed group. Raises UserError for a task that no attempt could ever answer,
-    and RetrievalFailed when the environment does not say what index it serves.
+    A task whose prompt cannot be used gives a failed group. Raises RetrievalFailed when the environment does not say
+    what index it serves.
     """
     started = time.monotonic()
     prompt = player.codec.prompt(task.messages, config.env.prompt)

@@ -1,4 +1,4 @@
-"""What a search puts into the context: the documents between <information> tags, cut to a token budget, always closed."""
+"""What a search puts into the context: documents between <information> tags, cut to a token budget, always closed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The client of /retrieve: queries of concurrent rollouts travel in one request; failures are retried, counted, bounded."""
+"""The client of /retrieve: queries of concurrent rollouts travel in one request; retries are counted and bounded."""
 
 import asyncio
 from collections.abc import Callable
@@ -43,6 +43,10 @@ class Retriever:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Give up what is under way."""
         for task in self._sending:
             task.cancel()
         await self._client.aclose()
@@ -58,7 +62,7 @@ class Retriever:
         return await answer
 
     async def index(self) -> str:
-        """The fingerprint of the retriever's index, asked again after the retriever was away. Raises RetrievalFailed."""
+        """The fingerprint of the retriever's index, asked again after it was away. Raises RetrievalFailed."""
         if self._index is None:
             self._index = await self._retry(self._ask_index)
         return self._index
@@ -92,6 +96,7 @@ class Retriever:
                     answer.set_result(documents)
 
     async def _retry(self, call: Callable[[], Any]) -> Any:
+        last = ""
         for attempt in range(self.retries + 1):
             try:
                 return await call()

@@ -3,8 +3,8 @@
     prompt | sampled ... </search> | \\n\\n<information> ... </information>\\n\\n | sampled ... </answer>
     mask     1 1 1 1 1 1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0     1 1 1 1 1 1 1
 
-Sampled ids are carried verbatim; environment text is encoded once, appended and masked out. The mask is made when a token
-arrives, by position, never from text.
+Sampled ids are carried verbatim; environment text is encoded once, appended and masked out. The mask is made when a
+token arrives, by position, never from text.
 """
 
 import time

@@ -33,7 +33,7 @@ def parse_action(turn: str) -> Action:
 
 
 def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
-    """Text that can neither speak the grammar nor the tokenizer's control tokens: those pieces lose their brackets or go.
+    """Text that can speak neither the grammar nor the tokenizer's control tokens: such pieces lose their brackets.
 
     Repeated until nothing changes, since taking a piece out can join what is around it into another.
     """

@@ -11,14 +11,14 @@ QUESTION = "question"  # the role of a message that is a bare question and still
 TEMPLATES = {
     "plain": "{question}",
     "search_r1": (
-        "Work out the answer to the question at the end, step by step. Whenever something new reaches you, first reason "
-        "about it between <think> and </think>. If your reasoning shows that you lack a fact, ask the search engine by "
-        "writing <search> your query </search>: it returns the best matching passages between <information> and "
-        "</information>, and you may ask as often as you need. Once nothing is missing, write only the final answer "
-        "between <answer> and </answer>, without explanation, like this: <answer> Mount Example </answer>.\n"
+        "Work out the answer to the question at the end, step by step. Whenever something new reaches you, first "
+        "reason about it between <think> and </think>. If your reasoning shows that you lack a fact, ask the search "
+        "engine by writing <search> your query </search>: it returns the best matching passages between <information> "
+        "and </information>, and you may ask as often as you need. Once nothing is missing, write only the final "
+        "answer between <answer> and </answer>, without explanation, like this: <answer> Mount Example </answer>.\n"
         "Question: {question}\n"
     ),
-    "math": "Solve the following problem. Reason step by step, and put the final answer within \\boxed{}.\n\n{question}",
+    "math": "Solve the problem. Reason step by step, and put the final answer within \\boxed{}.\n\n{question}",
 }
 
 

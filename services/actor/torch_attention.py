@@ -1,7 +1,7 @@
 """Attention over the slot cache without copying it: grouped queries share their keys as they lie in the buffer.
 
-The usual way repeats keys and values once per query head of a group; on a small model that copy costs more than the model.
-Registered with transformers under NAME.
+The usual way repeats keys and values once per query head of a group; on a small model that copy costs more than the
+model. Registered with transformers under NAME.
 """
 
 from typing import Any

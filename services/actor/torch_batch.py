@@ -3,8 +3,8 @@
     request -> joining -> [ prefill: same prompts once, kept turns continued ] -> running -> finished
                   ^------------------- new weights: everything is computed again -----|
 
-Sampling is reproducible by a loop of a dozen lines: one uniform number per token from the request's own generator, and the
-token is how many entries of cumsum(softmax(float64 logits / T)) are at most u times its last.
+Sampling is reproducible by a loop of a dozen lines: one uniform number per token from the request's own generator, and
+the token is how many entries of cumsum(softmax(float64 logits / T)) are at most u times its last.
 """
 
 from collections import OrderedDict
@@ -117,7 +117,7 @@ class Batch:
         return "length" if len(row.ids) - row.prompt >= row.sampling.max_tokens else None
 
     def _may_complete(self, token: int, stop: tuple[str, ...]) -> bool:
-        # Decoding a whole turn for every token would cost more than the model; a byte-level piece shows its ASCII as it is.
+        # Decoding a whole turn for every token would cost more than the model; a piece shows its ASCII as it is.
         text = self._text.get(token)
         if text is None:
             text = self._text[token] = self.decode([token])

@@ -4,7 +4,7 @@
     slot 1  k k k . . . . . . .      last slot's row: no padding on the left, and nobody else's entries move
     slot 2  k k k k k . . . . .
 
-`window` says which slots the next forward works on and where each of them ends; the forward writes its new entries there.
+`window` says which slots the next forward works on and where each of them ends; it writes its new entries there.
 """
 
 import torch
@@ -42,7 +42,7 @@ class SlotLayer(CacheLayerMixin):
 
     def _grow(self, slots: int, positions: int) -> None:
         assert self.keys is not None and self.values is not None
-        have_slots, heads, have_positions, size = self.keys.shape
+        have_slots, heads, have_positions, _ = self.keys.shape
         if slots <= have_slots and positions <= have_positions:
             return
         slots = max(have_slots, slots if slots <= have_slots else slots + slots // 2)

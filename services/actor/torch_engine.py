@@ -1,7 +1,7 @@
 """The torch engine: a transformers model in a thread of its own, for machines without vLLM and for fast tests.
 
-The event loop hands requests and commands to the thread through a queue and never waits for it otherwise. A swap happens
-between two decode steps.
+The event loop hands requests and commands to the thread through a queue and never waits for it otherwise. A swap
+happens between two decode steps.
 """
 
 import asyncio

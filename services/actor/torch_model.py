@@ -40,7 +40,7 @@ class TorchModel:
         return SlotCache(self.layers, self.device)
 
     def extend(self, cache: SlotCache, first: int, starts: Sequence[int], new: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Feed new[i] to slot first + i, which holds starts[i] entries; logits after each one's last token, [rows, V]."""
+        """Feed new[i] to slot first + i, which holds starts[i] entries; logits after each last token, [rows, V]."""
         longest = max(map(len, new))
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in new], device=self.device)
         begin = torch.tensor(starts, device=self.device)
@@ -85,7 +85,7 @@ class TorchModel:
         return self.model(**inputs, use_cache=True).logits[rows, last].float()
 
     def _head_is_plain(self) -> bool:
-        """Whether logits are head(last hidden state) and no more, so that only the rows that are needed are computed."""
+        """Whether logits are head(last hidden state) and no more, so that only the needed rows are computed."""
         with torch.inference_mode():
             ids = torch.zeros((1, 2), dtype=torch.long, device=self.device)
             full = self.model(input_ids=ids, use_cache=False).logits

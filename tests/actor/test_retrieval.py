@@ -17,30 +17,41 @@ class Server:
         self.requests: list[list[str]] = []
 
     async def __aenter__(self) -> "Server":
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = "http://127.0.0.1:%d" % self.server.sockets[0].getsockname()[1]
+        self.handlers: set[asyncio.Task] = set()
+        self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.server.close()
+        for handler in self.handlers:
+            handler.cancel()
+        await asyncio.gather(*self.handlers, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handler = asyncio.ensure_future(self._serve(reader, writer))
+        self.handlers.add(handler)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        if head.startswith("get /health"):
-            status, body = 200, {"index": "f1"}
-        else:
-            length = int(head.split("content-length:")[1].split("\r\n")[0])
-            queries = json.loads(await reader.readexactly(length))["queries"]
-            self.requests.append(queries)
-            answer = self.reply(queries)
-            if answer is None:
-                await asyncio.sleep(60)
-                return
-            status, body = answer
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(data)) + data)
-        await writer.drain()
-        writer.close()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            if head.startswith("get /health"):
+                status, body = 200, {"index": "f1"}
+            else:
+                length = int(head.split("content-length:")[1].split("\r\n")[0])
+                queries = json.loads(await reader.readexactly(length))["queries"]
+                self.requests.append(queries)
+                answer = self.reply(queries)
+                if answer is None:
+                    await asyncio.sleep(60)
+                    return
+                status, body = answer
+            data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+            head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\nconnection: close\r\n\r\n"
+            writer.write(head.encode() + data)
+            await writer.drain()
+        finally:
+            writer.close()
 
 
 def hit(query: str, scores: bool = True) -> dict:

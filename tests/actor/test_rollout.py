@@ -47,8 +47,8 @@ async def test_search_then_answer(codec):
     assert r.searches == 1
     assert r.documents == [["db"]]
     assert r.sampled_text == "<think> a </think> <search> b </search><answer> c </answer>"
-    text = "<think> a </think> <search> b </search> <information> Doc 1 ( Title : t ) x y z </information> <answer> c </answer>"
-    assert codec.decode(r.ids) == text
+    observed = "<information> Doc 1 ( Title : t ) x y z </information>"
+    assert codec.decode(r.ids) == f"<think> a </think> <search> b </search> {observed} <answer> c </answer>"
     trained = [i for i, m in zip(r.ids, r.mask, strict=True) if m]
     assert codec.decode(trained) == "<think> a </think> <search> b </search> <answer> c </answer>"
     assert len(r.logprobs) == len(trained) == sum(n for n, _ in r.version_runs)

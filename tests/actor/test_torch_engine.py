@@ -72,7 +72,7 @@ async def test_rows_that_join_and_leave_get_the_tokens_of_a_plain_loop(engine, m
 
 async def test_a_turn_that_goes_on_from_a_kept_one_is_computed_the_same(engine, model_dir):
     s = Sampling(1.0, 30, 5, ("</search>", "</answer>"))
-    seeds = [i for i in range(60)]
+    seeds = range(60)
     firsts = await asyncio.gather(*(engine.generate([3, 20, 2, 4], Sampling(1.0, 30, i, s.stop)) for i in seeds))
     stopped = [g for g in firsts if g.finish == "stop"]
     assert len(stopped) > 3
@@ -94,7 +94,7 @@ async def test_every_token_has_the_log_probability_of_the_version_it_claims(engi
     running = [asyncio.ensure_future(engine.generate([3, 20 + i, 2, 4], Sampling(0.9, 120, i))) for i in range(12)]
     first = publish(0, seed=0)
     await engine.swap(*first)
-    while engine.progress < 150:
+    while engine.progress < 150:  # noqa: ASYNC110  it has no event for this
         await asyncio.sleep(0.001)
     await engine.swap(notice, directory)
     assert engine.version == Version(0, 3)

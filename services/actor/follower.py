@@ -1,0 +1,101 @@
+"""Follows the weights stream: each new version is swapped in, or refused and the one before kept."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from services.actor import metrics
+from services.actor.engine import CanaryRefused, Engine, EngineFailed
+from services.actor.wire import Wire
+from shared.config import Config
+from shared.messages import Malformed, WeightsNotice, decode
+from shared.redis_client import BLOCK_MS
+from shared.streams import FIELD
+
+log = logging.getLogger("headrace")
+
+
+class Follower:
+    """Moves an engine along the published versions."""
+
+    def __init__(self, config: Config, engine: Engine, wire: Wire, on_swap: Callable[[], Awaitable[None]]) -> None:
+        self.config, self.engine, self.wire, self.on_swap = config, engine, wire, on_swap
+        self.swaps = self.refusals = 0
+        self._swapped = asyncio.Condition()
+
+    @property
+    def number(self) -> int:
+        """The weights in force; -1 before the first."""
+        return self.engine.version.number if self.engine.version is not None else -1
+
+    async def wait_for(self, number: int, seconds: float) -> bool:
+        """Wait until the weights in force are at least `number`; False when that takes longer than `seconds`."""
+        if self.number >= number:
+            return True
+        metrics.WAITING.inc()
+        try:
+            async with asyncio.timeout(seconds), self._swapped:
+                await self._swapped.wait_for(lambda: self.number >= number)
+        except TimeoutError:
+            return False
+        finally:
+            metrics.WAITING.dec()
+        return True
+
+    async def run(self) -> None:
+        """The newest notice there is, then each new one as it is pushed; notices that were overtaken are skipped."""
+        client, stream = self.wire.client, self.wire.keys.weights
+        latest = await self.wire.call(lambda: client.xrevrange(stream, count=1))
+        last: Any = b"0"
+        while True:
+            for id, fields in latest[-1:]:
+                last = id
+                await self._adopt(fields[FIELD])
+            reply: Any = await self.wire.call(lambda last=last: client.xread({stream: last}, 64, BLOCK_MS))
+            latest = reply[0][1] if reply else []
+
+    async def _adopt(self, data: bytes) -> None:
+        try:
+            notice = decode(data, WeightsNotice)
+        except Malformed as error:
+            await self.wire.warn(f"a weights notice is not readable: {error}")
+            return
+        if notice.version == self.engine.version:
+            return
+        directory = self.config.weights_dir / notice.location
+        try:
+            await _wait_for_files(directory)
+            async with asyncio.timeout(self.config.weights.swap_timeout_s):
+                stall = await self.engine.swap(notice, directory)
+        except CanaryRefused as error:
+            await self._refuse(notice, error)
+            return
+        except TimeoutError:
+            raise EngineFailed(f"the swap to weights {notice.version} did not end within its time limit") from None
+        self.swaps += 1
+        metrics.SWAP.observe(stall)
+        metrics.VERSION.set(notice.version.number)
+        seconds = time.time() - notice.published
+        log.info("weights %s in force, %.3f s after they were published (stall %.3f s)", notice.version, seconds, stall)
+        async with self._swapped:
+            self._swapped.notify_all()
+        version = str(notice.version)
+        await self.wire.emit("swap", actor=self.wire.name, version=version, seconds=seconds, stall_s=stall)
+        await self.on_swap()
+
+    async def _refuse(self, notice: WeightsNotice, error: CanaryRefused) -> None:
+        self.refusals += 1
+        metrics.REFUSED.inc()
+        log.error("weights %s are refused, %s stay in force: %s", notice.version, self.engine.version, error)
+        await self.wire.emit("refused", actor=self.wire.name, version=str(notice.version), reason=str(error))
+
+
+async def _wait_for_files(directory: Path) -> None:
+    """A network folder may show a directory a little after it is announced."""
+    for _ in range(20):
+        if await asyncio.to_thread(directory.is_dir):
+            return
+        await asyncio.sleep(0.1)
