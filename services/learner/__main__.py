@@ -3,7 +3,7 @@
 import logging
 
 from services.learner.model_files import find_model
-from services.learner.stop import Stop, Stopped
+from services.learner.stop import Stop, Stopped, leave
 from shared.config import Config
 from shared.errors import UserError
 from shared.metrics import serve_metrics
@@ -36,3 +36,4 @@ def serve(config: Config) -> None:
 
 if __name__ == "__main__":
     main("learner", serve)
+    leave()

@@ -142,7 +142,7 @@ def make_trainer() -> MakeTrainer:
     """A trainer around a model; keyword arguments are learner settings."""
 
     def make(model: Any, steps: int = 10, frozen: Any = None, **kwargs: Any) -> Trainer:
-        settings = Learner(**({"lr": 1e-3} | kwargs))
+        settings = Learner.model_validate({"lr": 1e-3} | kwargs)
         optimiser = Optimiser(model.parameters(), settings, steps)
         return Trainer(model, frozen, optimiser, settings, 1.0, Clock(), Stop())
 

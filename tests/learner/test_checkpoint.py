@@ -67,7 +67,7 @@ def test_a_checkpoint_is_a_folder_that_transformers_loads(tmp_path: Path, policy
     config = config_of(tmp_path, policy_dir)
     trainer = assemble(config, Stop()).trainer
     folder = save(config, trainer, policy_dir, 4)
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert torch.equal(loaded.get_input_embeddings().weight, trainer.model.get_input_embeddings().weight)
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight  # still tied
     assert PreTrainedTokenizerFast.from_pretrained(folder)("w7 w9")["input_ids"] == [7, 9]

@@ -49,7 +49,7 @@ def literal(d: dict[str, np.ndarray], kl: float) -> tuple[float, np.ndarray]:
                 x = d["l_frozen"][t] - d["logp"][t]
                 total += share * kl * (np.exp(x) - 1 - x)
                 gradient[t] += share * kl * (1 - np.exp(x))
-    return total, gradient
+    return float(total), gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

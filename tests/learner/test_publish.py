@@ -30,7 +30,7 @@ def test_what_is_published_is_what_was_trained_ties_included(
     train_step(make_trainer(model, lr=1e-2), 0, [], [make_group("g", 1)])
     notice = publish.publish(tmp_path, Version(0, 1), model, read_companions(policy_dir), [])
     weights.verify(tmp_path / notice.location, notice.digest)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / notice.location, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / notice.location, dtype=torch.float32)
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     for (name, a), (_, b) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -56,7 +56,7 @@ def test_a_canary_holds_for_the_published_files_and_for_no_others(
             gaps.append(np.abs(scores.detach().numpy() - c.logprobs).max())
         return float(max(gaps))
 
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / notice.location)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / notice.location)
     assert loaded.dtype == dtype
     assert worst(loaded) < (1e-5 if dtype == torch.float32 else 0.05)
     with torch.no_grad():

@@ -15,15 +15,15 @@ KEYS = Keys("test")
 
 
 @pytest.fixture
-def client(redis_url: str) -> redis.Redis:
+def client(redis_url: str) -> Any:
     return redis.Redis.from_url(redis_url)
 
 
-def store_of(client: redis.Redis, cache_bytes: int = 2**20, vocabulary: int = 96, context: int = 128) -> Store:
+def store_of(client: Any, cache_bytes: int = 2**20, vocabulary: int = 96, context: int = 128) -> Store:
     return Store(client, KEYS, "test", cache_bytes, vocabulary, context)
 
 
-def put(client: redis.Redis, payload: Any, reference: Any = None) -> int:
+def put(client: Any, payload: Any, reference: Any = None) -> int:
     data = encode_payload(payload)
     client.set(KEYS.payload(payload.id), data)
     if reference is not None:
@@ -31,11 +31,11 @@ def put(client: redis.Redis, payload: Any, reference: Any = None) -> int:
     return len(data)
 
 
-def reasons(client: redis.Redis) -> list[str]:
+def reasons(client: Any) -> list[str]:
     return [fields[b"reason"].decode() for _, fields in client.xrange(KEYS.dead)]
 
 
-def test_groups_come_in_the_order_asked_for_with_their_reference(client: redis.Redis, make_payload: Any) -> None:
+def test_groups_come_in_the_order_asked_for_with_their_reference(client: Any, make_payload: Any) -> None:
     payloads = {f"g{i}": make_payload(f"g{i}", i % 4) for i in range(40)}
     for p in payloads.values():
         put(client, p, (p.l_gen - 0.5).astype("<f4").tobytes())
@@ -49,7 +49,7 @@ def test_groups_come_in_the_order_asked_for_with_their_reference(client: redis.R
         np.testing.assert_array_equal(g.l_ref.numpy(), payloads[g.id].l_gen - np.float32(0.5))
 
 
-def test_a_payload_is_read_once_for_its_scan_and_its_batch(client: redis.Redis, make_payload: Any) -> None:
+def test_a_payload_is_read_once_for_its_scan_and_its_batch(client: Any, make_payload: Any) -> None:
     payload = make_payload("g", 1)
     size = put(client, payload, payload.l_gen.tobytes())
     store = store_of(client)
@@ -59,9 +59,7 @@ def test_a_payload_is_read_once_for_its_scan_and_its_batch(client: redis.Redis, 
     assert store.lap() == (0, 0)
 
 
-def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used(
-    client: redis.Redis, make_payload: Any
-) -> None:
+def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used(client: Any, make_payload: Any) -> None:
     sizes = [put(client, make_payload(f"g{i}", 7)) for i in range(3)]
     room = 2 * (sizes[0] + 4 * len(make_payload("g0", 7).l_gen)) + 8
     store = store_of(client, cache_bytes=room)
@@ -74,7 +72,7 @@ def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used(
     assert store.lap()[1] == 1
 
 
-def test_no_cache_at_all_still_serves(client: redis.Redis, make_payload: Any) -> None:
+def test_no_cache_at_all_still_serves(client: Any, make_payload: Any) -> None:
     put(client, make_payload("g", 1))
     store = store_of(client, cache_bytes=0)
     assert len(store.fetch(["g"], reference=False).groups) == 1
@@ -82,9 +80,7 @@ def test_no_cache_at_all_still_serves(client: redis.Redis, make_payload: Any) ->
     assert store.lap()[1] == 2
 
 
-def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(
-    client: redis.Redis, make_payload: Any
-) -> None:
+def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(client: Any, make_payload: Any) -> None:
     good = make_payload("good", 1)
     put(client, good, good.l_gen.tobytes())
     client.set(KEYS.payload("garbage"), b"\x93\x01\x02")
@@ -118,7 +114,7 @@ def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(
     assert store.dead_letters == len(expected)
 
 
-def test_an_unscored_rollout_has_no_row_but_keeps_the_others_aligned(client: redis.Redis, make_payload: Any) -> None:
+def test_an_unscored_rollout_has_no_row_but_keeps_the_others_aligned(client: Any, make_payload: Any) -> None:
     payload = make_payload("g", 9, rewards=[None, 1.0, 0.0, None])
     put(client, payload)
     group = store_of(client).fetch(["g"], reference=False).groups[0]
