@@ -1,8 +1,9 @@
 """Connections to Redis with the time limits this system relies on.
 
 A blocking stream read asks the server to wait BLOCK_MS; the socket gives up well after that, so a quiet stream is never
-mistaken for a dead server, and a dead server is always noticed. Commands are retried a few times on a lost connection;
-everything written here is idempotent under such a retry (see each script and transaction).
+mistaken for a dead server, and a dead server is always noticed. The library never retries by itself: a stream read
+whose reply was lost has delivered its entries, and a silent second read would leave them pending for ever. Callers
+repeat what they may repeat, and `Inbox` asks for its pending entries again after any error.
 """
 
 import time
@@ -10,7 +11,7 @@ import time
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialBackoff
+from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from shared.config import without_password
@@ -24,25 +25,22 @@ _OPTIONS: dict = {
     "socket_timeout": SOCKET_TIMEOUT_S,
     "socket_connect_timeout": 5.0,
     "health_check_interval": 15,
-    "socket_keepalive": True,
 }
 
 
 def connect(url: str) -> redis.Redis:
     """A client for threads and the learner. Does not touch the network yet."""
-    return redis.Redis.from_url(_checked(url), retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4), **_OPTIONS)
+    return redis.Redis.from_url(_checked(url), retry=Retry(NoBackoff(), 0), **_options(url))
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """A client for an event loop. Does not touch the network yet."""
-    retry = AsyncRetry(ExponentialBackoff(cap=1.0, base=0.05), 4)
-    return redis.asyncio.Redis.from_url(_checked(url), retry=retry, **_OPTIONS)
+    return redis.asyncio.Redis.from_url(_checked(url), retry=AsyncRetry(NoBackoff(), 0), **_options(url))
 
 
 def wait_until_up(url: str, wait_s: float) -> None:
     """Return once the server answers and can be used; UserError says what is wrong otherwise."""
     client = connect(url)
-    client.set_retry(Retry(ExponentialBackoff(cap=0.1, base=0.05), 0))
     deadline = time.monotonic() + wait_s
     shown = without_password(url)
     try:
@@ -66,6 +64,10 @@ def wait_until_up(url: str, wait_s: float) -> None:
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_VERSION:
         needed = ".".join(map(str, MINIMUM_VERSION))
         raise UserError(f"Redis at {shown} is version {version}, and XAUTOCLAIM needs {needed} or newer: upgrade it.")
+
+
+def _options(url: str) -> dict:
+    return _OPTIONS if url.startswith("unix://") else _OPTIONS | {"socket_keepalive": True}  # TCP's own
 
 
 def _checked(url: str) -> str:
