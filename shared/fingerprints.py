@@ -10,6 +10,7 @@ import hashlib
 from pathlib import Path
 
 from shared.config import Config
+from shared.rewards import fingerprint as reward_fingerprint
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "vocab.txt")
 _TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")
@@ -31,7 +32,7 @@ def fingerprints(config: Config, model_dir: Path, index: str) -> dict[str, str]:
     return {
         "tokenizer": digest(*_contents(model_dir, _TOKENIZER_FILES)),
         "template": digest(rules, *_contents(model_dir, _TEMPLATE_FILES)),
-        "reward": digest(c.reward.model_dump_json()),
+        "reward": reward_fingerprint(**c.reward.model_dump()),
         "index": index,
     }
 

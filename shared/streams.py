@@ -79,9 +79,10 @@ class Inbox:
         self._own_cursor: bytes | None = b"0"  # None: everything from before a restart has been delivered again
 
     async def read(self, count: int, block_ms: int = BLOCK_MS) -> list[Entry]:
-        """Up to `count` entries: first this consumer's own from before a restart, then dead ones', then new ones.
+        """Up to `count` entries: first this consumer's own from before a restart or an error, then dead ones', then
+        new.
 
-        Waits at most `block_ms`; an empty list means nothing came.
+        Waits at most `block_ms`; an empty list means nothing came. After an error an entry may come a second time.
         """
         try:
             if self._own_cursor is not None:
@@ -91,10 +92,7 @@ class Inbox:
                     return own
             if self.reclaim_ms and time.monotonic() >= self._next_reclaim:
                 self._next_reclaim = time.monotonic() + self.reclaim_ms / 4000
-                reply = await self.client.xautoclaim(
-                    self.stream, self.group, self.consumer, self.reclaim_ms, count=count
-                )
-                if claimed := _claimed(self.stream, reply):
+                if claimed := await self._claim(self.reclaim_ms, count):
                     return claimed
             reply = await self.client.xreadgroup(
                 self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms
@@ -105,6 +103,27 @@ class Inbox:
                 raise
             await self.create()
             return []
+        except BaseException:
+            self._own_cursor = b"0"  # the reply that was lost may have held entries
+            raise
+
+    async def take_over(self) -> None:
+        """Make every pending entry of the group this consumer's own, and forget the other consumers."""
+        await self.create()
+        start: bytes = b"0-0"
+        while True:
+            reply = await self.client.xautoclaim(self.stream, self.group, self.consumer, 0, start, 1000, justid=False)
+            start = reply[0]
+            if start == b"0-0":
+                break
+        for other in await self.client.xinfo_consumers(self.stream, self.group):
+            if other["name"] != self.consumer.encode() and other["pending"] == 0:
+                await self.client.xgroup_delconsumer(self.stream, self.group, other["name"])
+        self._own_cursor = b"0"
+
+    async def _claim(self, idle_ms: int, count: int) -> list[Entry]:
+        reply = await self.client.xautoclaim(self.stream, self.group, self.consumer, idle_ms, count=count)
+        return _claimed(self.stream, reply)
 
     async def own_pending(self, count: int, after: bytes = b"0") -> list[Entry]:
         """Entries delivered to this consumer and not yet acknowledged, from `after` on."""
@@ -133,10 +152,19 @@ class SyncInbox:
 
     def __init__(self, client: redis.Redis, stream: str, group: str, consumer: str) -> None:
         self.client, self.stream, self.group, self.consumer = client, stream, group, consumer
+        self._own_cursor: bytes | None = None
 
     def read(self, count: int, block_ms: int = BLOCK_MS) -> list[Entry]:
-        """Up to `count` new entries; waits at most `block_ms`."""
+        """Up to `count` new entries; after an error first what was pending then, so an entry may come a second time.
+
+        Waits at most `block_ms`.
+        """
         try:
+            if self._own_cursor is not None:
+                own = self.own_pending(count, self._own_cursor)
+                self._own_cursor = own[-1].id if own else None
+                if own:
+                    return own
             return _entries(
                 self.stream,
                 self.client.xreadgroup(self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms),
@@ -146,6 +174,9 @@ class SyncInbox:
                 raise
             self.create()
             return []
+        except BaseException:
+            self._own_cursor = b"0"  # the reply that was lost may have held entries
+            raise
 
     def own_pending(self, count: int, after: bytes = b"0") -> list[Entry]:
         """Entries delivered to this consumer and not yet acknowledged, from `after` on."""

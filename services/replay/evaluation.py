@@ -9,6 +9,7 @@ from services.replay.tasks import eval_task
 from shared.config import Config
 from shared.messages import EVAL, GroupHeader, Task
 from shared.prompts import PromptSource
+from shared.versions import Version
 
 
 def round_due(config: Config, step: int) -> bool:
@@ -43,9 +44,10 @@ def answered(state: State, tx: Transaction, header: GroupHeader) -> None:
     _file(state, tx, header.round, header.number, outcome)
 
 
-def given_up(state: State, tx: Transaction, task: Task, header: GroupHeader) -> None:
+def given_up(state: State, tx: Transaction, task: Task) -> None:
     """A question that no attempt could answer: it is counted as failed, not as wrong."""
-    nothing = Outcome(task.data_source, None, 0.0, header.version_min, header.version_max)
+    version = state.counters.version or Version(0, task.round)
+    nothing = Outcome(task.data_source, None, 0.0, version, version)
     _file(state, tx, task.round, task.number, nothing)
 
 

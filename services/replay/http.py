@@ -33,6 +33,8 @@ def make_app(replay: Replay) -> FastAPI:
             "tasks_running": len(replay.state.tasks),
             "payload_bytes": replay.state.payload_bytes,
             "finished": c.finished,
+            "waiting_for": replay.waiting_for,
+            "waiting_s": round(replay.waiting_s, 1),
         }
 
     @app.get("/metrics")

@@ -21,6 +21,7 @@ from services.replay.metrics import ReplayMetrics
 from services.replay.policies import get_policy
 from services.replay.selection import Selection
 from services.replay.state import State, Store, Superseded, Transaction
+from services.replay.watch import Watch
 from shared import messages
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
@@ -33,6 +34,8 @@ from shared.streams import ACTORS, LEARNER, REPLAY, Entry, Inbox, Keys
 log = logging.getLogger("headrace.replay")
 READ_COUNT = 256
 RETRY_S = 0.5
+RECLAIM_MS = 3000  # what a replay process that was replaced read in its last moment
+WATCH_S = 5.0
 
 
 class Replay:
@@ -54,50 +57,65 @@ class Replay:
         self.state: State | None = None
         self._life = 0
         self._scans = 0
+        self.waiting_for, self.waiting_s = "Redis", 0.0
         self._forget_selection()
         self._last_trained = time.monotonic()
 
     async def run(self) -> None:
         """Serve until cancelled. Raises UserError when another process has taken the run over."""
-        waiting_since = None
         while True:
             try:
                 self._life = await self.store.take_over()
-                waiting_since = None
                 await self._serve()
             except* Superseded as error:
                 raise UserError(str(error.exceptions[0])) from None
             except* RedisError as error:
                 raise_if_cancelled()  # a reader that fails while being cancelled hides that in this group of errors
-                waiting_since = waiting_since or time.monotonic()
-                waited = time.monotonic() - waiting_since
-                log.warning("Redis: %s; waiting for it since %.0f s", error.exceptions[0], waited)
+                log.warning("waiting for Redis: %s", error.exceptions[0])
+                self.waiting_for = "Redis"
                 self.metrics.reconnects.inc()
                 await asyncio.sleep(RETRY_S)
 
     async def _serve(self) -> None:
-        inboxes = [Inbox(self.client, stream, REPLAY, "replay") for stream in (self.keys.groups, self.keys.results)]
-        for inbox in [
-            *inboxes,
-            Inbox(self.client, self.keys.tasks, ACTORS, ""),
-            Inbox(self.client, self.keys.work, LEARNER, ""),
-        ]:
-            await inbox.create()
+        consumer = f"replay-{self._life}"
+        streams_read = (self.keys.groups, self.keys.results)
+        inboxes = [Inbox(self.client, stream, REPLAY, consumer, RECLAIM_MS) for stream in streams_read]
+        for inbox in inboxes:
+            await inbox.take_over()
+        await Inbox(self.client, self.keys.tasks, ACTORS, "").create()
+        await Inbox(self.client, self.keys.work, LEARNER, "").create()
         self.state = state = await self.store.load(time.time())
+        state.counters.finished &= state.counters.step >= self.config.run.steps  # resumed with more steps
         self._forget_selection()
         arrived: asyncio.Queue[list[Entry]] = asyncio.Queue(maxsize=4)
+        watch = Watch(self.client, self.keys)
         async with asyncio.TaskGroup() as tasks:
             for inbox in inboxes:
                 tasks.create_task(_forward(inbox, arrived))
+            tasks.create_task(self._look(state, watch, arrived))
             entries: list[Entry] = []
             while True:
                 raise_if_cancelled()
                 async with self.store.transaction(state) as tx:
                     for entry in entries:
                         self._apply(state, tx, entry)
+                    for task in watch.vanished(state):
+                        transitions.task_vanished(self.config, state, tx, task)
+                    for warning in watch.warnings():
+                        tx.event("warning", service="replay", text=warning)
                     self._advance(state, tx)
+                watch.waits_for(self._waiting_for(state))
                 self.metrics.show(state)
                 entries = await arrived.get()
+
+    async def _look(self, state: State, watch: Watch, arrived: asyncio.Queue[list[Entry]]) -> None:
+        """Every WATCH_S seconds: what has become of the tasks, and how long has nothing happened?"""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            raise_if_cancelled()
+            self.waiting_for, self.waiting_s = watch.waiting()
+            if await watch.look(state):
+                await arrived.put([])  # wakes the worker
 
     def _apply(self, state: State, tx: Transaction, entry: Entry) -> None:
         """One entry's effect and its acknowledgement."""
@@ -114,13 +132,17 @@ class Replay:
             tx.ack(entry)
 
     def _group(self, state: State, tx: Transaction, header: GroupHeader) -> None:
+        stored = len(state.buffer)
         transitions.group_arrived(self.config, state, tx, header)
+        if len(state.buffer) < stored:  # other fingerprints: what was selected may be gone
+            self._forget_selection()
         self.metrics.group(header)
 
     def _result(self, state: State, tx: Transaction, result: messages.Result) -> None:
         match result:
             case Hello():
                 transitions.learner_said_hello(self.config, state, tx, result)
+                self._last_trained = time.monotonic()
                 self._forget_selection()
             case ScanResult():
                 self._scanned(state, tx, result)
@@ -159,6 +181,28 @@ class Replay:
             transitions.batch_composed(self.config, state, tx, self._selection, fresh, exposed_s)
             self.metrics.batch(state.batches[c.step])
             self._forget_selection()
+
+    def _waiting_for(self, state: State) -> str:
+        """What the next step is waiting for, in words."""
+        c = state.counters
+        if c.finished:
+            return ""
+        if c.version is None:
+            return "the learner to come up"
+        if c.step >= self.config.run.steps or evaluation.round_open(state, 0):
+            left = sum(task.kind == messages.EVAL for task in state.tasks.values())
+            return f"the evaluation of version {c.step}: {left} questions are left"
+        if c.version.number != c.step:
+            return f"the learner, which is at step {c.version.number} again, to reach step {c.step}"
+        if c.step in state.batches:
+            return f"the learner to train step {c.step}"
+        if transitions.fresh_for_step(self.config, state) is None:
+            running = sum(task.kind == messages.TRAIN for task in state.tasks.values())
+            return (
+                f"fresh groups for step {c.step}: {len(state.fresh)} of {self.config.learner.batch} are here, "
+                f"{running} tasks are with the actors"
+            )
+        return f"the learner to scan for step {c.step}"
 
     def _new_selection(self, state: State) -> Selection:
         return Selection(

@@ -53,6 +53,7 @@ class Counters(msgspec.Struct, kw_only=True):
     evals: list[int] = []  # rounds issued
     evals_done: list[int] = []
     finished: bool = False
+    memory_full: bool = False
     fingerprints: dict[str, str] = {}
 
 
@@ -181,8 +182,13 @@ class Store:
         self._epoch = 0
 
     async def take_over(self) -> int:
-        """Become the one replay process that may write; returns this life's number."""
-        self._epoch = int(await self.client.incr(_table(self.keys, "epoch")))
+        """Become the one replay process that may write, once in this process's life; returns the life's number.
+
+        On a server that was emptied the number starts again from 1, and so does the run.
+        """
+        epoch = _table(self.keys, "epoch")
+        if self._epoch == 0 or not await self.client.exists(epoch):
+            self._epoch = int(await self.client.incr(epoch))
         return self._epoch
 
     async def load(self, now: float) -> State:

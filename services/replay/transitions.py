@@ -17,7 +17,19 @@ from services.replay.state import Composed, FreshGroup, State, Transaction
 from services.replay.stats import batch_stats, step_event
 from services.replay.tasks import attempt_seed, train_task
 from shared.config import Config
-from shared.messages import EVAL, TRAIN, Batch, Checkpointed, Finish, GroupHeader, Hello, Record, Task, Trained
+from shared.messages import (
+    EVAL,
+    TRAIN,
+    Batch,
+    Checkpointed,
+    Finish,
+    GroupHeader,
+    Hello,
+    Malformed,
+    Record,
+    Task,
+    Trained,
+)
 from shared.prompts import PromptSource
 
 log = logging.getLogger("headrace.replay")
@@ -43,9 +55,14 @@ def issue_tasks(
     c = state.counters
     for task in evaluation.start_round(config, state, tx, held_out, c.step):
         _send(tx, task)
-    if state.payload_bytes > config.replay.max_bytes:
-        return
     room = tasks_to_issue(c.issued, c.lost, c.step, config.learner.batch, config.replay.max_lag, config.run.steps)
+    if room and state.payload_bytes > config.replay.max_bytes:  # only what the next step needs: it frees memory
+        room = tasks_to_issue(c.issued, c.lost, c.step, config.learner.batch, 0, config.run.steps)
+        if not c.memory_full:
+            tx.event("warning", service="replay", text=_memory_full(config, state))
+        c.memory_full = True
+    else:
+        c.memory_full = False
     for _ in range(room):
         _send(tx, train_task(config, train, c.issued, attempt=0, min_version=c.step))
         c.issued += 1
@@ -59,8 +76,10 @@ def group_arrived(config: Config, state: State, tx: Transaction, header: GroupHe
         c.duplicates += 1
         if header.id not in state.fresh and header.id not in state.buffer and header.id not in state.retired:
             tx.delete_payloads([header.id])
+    elif not header.usable and header.attempt == task.attempt:
+        _attempt_failed(config, state, tx, task, header.failure)
     elif not header.usable:
-        _attempt_failed(config, state, tx, task, header)
+        pass  # an attempt that has been replaced already
     elif header.kind == EVAL:
         tx.drop("tasks", header.id)
         evaluation.answered(state, tx, header)
@@ -72,6 +91,11 @@ def group_arrived(config: Config, state: State, tx: Transaction, header: GroupHe
         c.sampled_tokens += sum(header.sampled_tokens)
         c.payload_bytes += header.payload_bytes
         tx.put("fresh", header.id, FreshGroup(header, due=task.min_version + config.replay.max_lag))
+
+
+def task_vanished(config: Config, state: State, tx: Transaction, task: Task) -> None:
+    """A task that is neither answered nor in the stream counts as a failed attempt."""
+    _attempt_failed(config, state, tx, task, "its entry has gone from the stream without a group")
 
 
 def fresh_for_step(config: Config, state: State) -> list[str] | None:
@@ -112,8 +136,10 @@ def step_trained(config: Config, state: State, tx: Transaction, done: Trained, k
     c = state.counters
     if c.version is None or done.version.lineage != c.version.lineage:
         return  # said by a learner that has been replaced
+    if done.step > c.step or (done.step == c.step and done.step not in state.batches):
+        raise Malformed(f"step {done.step} was trained, and no batch was sent for it")
     c.version = done.version
-    if done.step != c.step:
+    if done.step < c.step:
         return  # trained again after a resume: its effects are here already
     batch = state.batches[done.step]
     records = {record.id: record for record in done.records}
@@ -124,7 +150,8 @@ def step_trained(config: Config, state: State, tx: Transaction, done: Trained, k
                 tx.save_row(id)
     headers = {id: tx.drop("fresh", id).header for id in batch.fresh}
     for id, header in headers.items():
-        if keeps and header.mixed and id not in done.rejected:
+        comparable = header.fingerprints == c.fingerprints
+        if keeps and header.mixed and comparable and id not in done.rejected:
             tx.store(_row(c.inserted, done.step, header, records.get(id)))
             c.inserted += 1
         else:
@@ -159,12 +186,10 @@ def _send(tx: Transaction, task: Task) -> None:
     tx.send(tx.keys.tasks, task)
 
 
-def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, header: GroupHeader) -> None:
+def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, failure: str) -> None:
     c = state.counters
-    if header.attempt != task.attempt:
-        return  # an attempt that has been replaced already
     c.failed += 1
-    log.warning("task %s, attempt %d: %s", task.id, task.attempt + 1, header.failure)
+    log.warning("task %s, attempt %d: %s", task.id, task.attempt + 1, failure)
     attempt = task.attempt + 1
     if attempt < config.replay.max_attempts:
         version = c.step if task.kind == TRAIN else task.min_version
@@ -172,9 +197,9 @@ def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, h
         _send(tx, msgspec.structs.replace(task, attempt=attempt, seed=seed, min_version=version))
         return
     tx.drop("tasks", task.id)
-    tx.event("warning", text=f"task {task.id} was given up after {attempt} attempts: {header.failure}")
+    tx.event("warning", service="replay", text=f"task {task.id} was given up after {attempt} attempts: {failure}")
     if task.kind == EVAL:
-        evaluation.given_up(state, tx, task, header)
+        evaluation.given_up(state, tx, task)
     else:
         c.lost += 1
 
@@ -188,7 +213,8 @@ def _check_fingerprints(state: State, tx: Transaction, header: GroupHeader) -> N
         for id in dropped:
             tx.retire(id, tx.discard(id).bytes)
         c.rejected += len(dropped)
-        tx.event("warning", text=f"{', '.join(changed)} changed: {len(dropped)} stored groups were dropped.")
+        text = f"{', '.join(changed)} changed: {len(dropped)} stored groups were dropped."
+        tx.event("warning", service="replay", text=text)
     c.fingerprints = header.fingerprints
 
 
@@ -218,4 +244,12 @@ def _count(state: State, tx: Transaction, batch: Composed, headers: dict[str, Gr
     tx.note(
         {"step": done.step, "version": done.version, "time": time.time()}
         | {"fresh": batch.fresh, "fresh_numbers": numbers, "replay": batch.replay, "rejected": done.rejected}
+    )
+
+
+def _memory_full(config: Config, state: State) -> str:
+    taken, allowed = state.payload_bytes / 2**20, config.replay.max_bytes / 2**20
+    return (
+        f"payloads take {taken:.0f} MiB, replay.max_bytes is {allowed:.0f} MiB: only the next step's tasks are issued; "
+        "lower replay.capacity or learner.checkpoint_every, or raise it."
     )

@@ -4,6 +4,7 @@ import asyncio
 import random
 import uuid
 
+import msgspec
 import redis.asyncio
 
 from shared import messages, streams
@@ -46,9 +47,10 @@ class Questions:
 class PeerActor:
     """Answers tasks after a random time; some attempts fail; the learner's version at the start is the group's."""
 
-    def __init__(self, url: str, config: Config, seed: int, fail_share: float = 0.0, slots: int = 4) -> None:
+    def __init__(self, url: str, config: Config, seed: int, fail_share: float = 0.0, payload_bytes: int = 64) -> None:
         self.client, self.keys = client_of(url), Keys(config.run.name)
-        self.rng, self.fail_share, self.slots = random.Random(seed), fail_share, slots
+        self.rng, self.fail_share, self.slots = random.Random(seed), fail_share, 4
+        self.payload_bytes = payload_bytes
         self.id = f"peer-{uuid.uuid4().hex[:6]}"
         self.store = GroupStore(self.client, self.keys)
         self.version = Version(0, 0)
@@ -77,6 +79,7 @@ class PeerActor:
         await asyncio.sleep(self.rng.expovariate(1 / 0.004))
         failed = self.rng.random() < self.fail_share
         header = header_for(task, self.rng, Version(version.lineage, max(version.number, task.min_version)), failed)
+        header = msgspec.structs.replace(header, payload_bytes=0 if failed else self.payload_bytes)
         payload = b"" if failed or task.kind == "eval" else b"p" * header.payload_bytes
         await self.store.store(task.id, messages.encode(header), payload, entry.id)
 
@@ -153,6 +156,7 @@ class PeerLearner:
                                 await pipe.execute()
                             unsaved.clear()
                     case Finish():
+                        await inbox.ack(entry.id)
                         self.finished = True
                         return
 

@@ -1,0 +1,67 @@
+"""What nobody reports: tasks whose entry is gone from the stream, and waits that have become too long.
+
+A task is answered by a group, whose arrival takes it out of the state, or it is in the `tasks` stream. One that is
+neither, twice in a row, was lost on the way (an actor refused its entry, the server lost its last second): it is tried
+again.
+"""
+
+import time
+
+import redis.asyncio
+
+from services.replay.state import State
+from shared import messages
+from shared.messages import Malformed, Task
+from shared.streams import FIELD, Keys
+
+LONG_WAIT_S = 60.0
+
+
+class Watch:
+    """Looks now and then; what it found waits here for the worker's next transaction."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
+        self.client, self.keys = client, keys
+        self._missing: set[tuple[str, int]] = set()  # (task, attempt) at the last look
+        self._vanished: list[tuple[str, int]] = []
+        self._warnings: list[str] = []
+        self._waits_for, self._since, self._warned = "", time.monotonic(), False
+
+    def waits_for(self, what: str) -> None:
+        """The worker says what it waits for now; the clock starts again when something has happened."""
+        if what != self._waits_for:
+            self._waits_for, self._since, self._warned = what, time.monotonic(), False
+
+    def waiting(self) -> tuple[str, float]:
+        """What is waited for, and for how many seconds."""
+        return self._waits_for, time.monotonic() - self._since if self._waits_for else 0.0
+
+    async def look(self, state: State) -> bool:
+        """Compare the tasks with the stream and the clock with its limit; True when there is something to act on."""
+        there = {_key(fields[FIELD]) for _, fields in await self.client.xrange(self.keys.tasks)}
+        missing = {(task.id, task.attempt) for task in state.tasks.values()} - there
+        self._vanished = sorted(missing & self._missing)
+        self._missing = missing - set(self._vanished)
+        what, seconds = self.waiting()
+        if seconds > LONG_WAIT_S and not self._warned:
+            self._warned = True
+            self._warnings.append(f"nothing has happened for {seconds:.0f} s; waiting for {what}.")
+        return bool(self._vanished or self._warnings)
+
+    def vanished(self, state: State) -> list[Task]:
+        """The tasks that are lost and still wanted; each is given out once."""
+        found, self._vanished = self._vanished, []
+        return [task for id, attempt in found if (task := state.tasks.get(id)) and task.attempt == attempt]
+
+    def warnings(self) -> list[str]:
+        """Sentences for people; each is given out once."""
+        found, self._warnings = self._warnings, []
+        return found
+
+
+def _key(data: bytes) -> tuple[str, int]:
+    try:
+        task = messages.decode(data, Task)
+    except Malformed:
+        return "", 0
+    return task.id, task.attempt
