@@ -23,10 +23,10 @@ from tests.e2e.conftest import Start
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS, BATCH = 3, 4
-# The engines differ in the seventh digit of a log-probability, so a sampled token differs where its uniform number falls
-# within about 1e-7 of a boundary: once in several thousand runs of this size, and here never, since the seed is fixed.
-# AdamW divides a gradient by its own size, which would turn the rounding noise of one that vanishes into a step of order
-# lr; gradients clipped to a small norm stay far above its epsilon (1e-8), and their noise far below.
+# The engines differ in the seventh digit of a log-probability, so a sampled token would differ where its uniform number
+# falls within about 1e-7 of a boundary: once in several thousand runs of this size. The seed is one with mixed groups.
+# AdamW divides a gradient by its own size, which would turn the rounding noise of one that vanishes into a step of
+# order lr; gradients clipped to a small norm stay far above its epsilon (1e-8), and their noise far below.
 LR, GRAD_CLIP = 3e-4, 1e-3
 SETTINGS = overrides(
     run={"name": "synchronous", "root": ".", "steps": STEPS, "seed": 1},

@@ -1,0 +1,130 @@
+"""Stopped and killed in every way: no process outlives the command, and the run goes on as if nothing had been."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+
+from cli import local_redis
+from cli.recorder import read_records
+from shared.streams import Keys
+from tests.e2e.command import ATLAS, STOP_S, Command, overrides
+from tests.e2e.conftest import Start
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+BATCH = 4
+START_S, STEP_S, RUN_S = 240, 120, 400  # generous: the machine may have others to serve
+
+
+def up(policy: Path, name: str, steps: int) -> list[str]:
+    """The words of a small run with replay and a checkpoint every other step."""
+    settings = overrides(
+        run={"name": name, "root": ".", "steps": steps},
+        rollout={"group_size": 4},
+        eval={"limit": 4, "every": 0},
+        actor={"count": 1, "engine": "torch"},
+        replay={"port": 0, "select": 2, "capacity": 8},
+        search={"port": 0},
+        learner={"batch": BATCH, "checkpoint_every": 2},
+    )
+    return ["up", str(ATLAS.parent / "atlas.toml"), f"--model.path={policy}", *settings]
+
+
+def test_a_run_survives_its_command_being_killed_and_then_interrupted(start: Start, folder: Path, policy: Path) -> None:
+    run_dir, steps = folder / "stopped", 9
+    killed = start(*up(policy, "stopped", steps))
+    killed.wait_until(lambda: trained(run_dir) >= 3, "three steps", START_S)
+    killed.signal(signal.SIGKILL)
+    killed.process.wait()
+    killed.assert_gone(STOP_S)
+
+    interrupted = start("up", "--resume", "stopped")
+    before = trained(run_dir)
+    interrupted.wait_until(lambda: trained(run_dir) > before, "a step after resuming", START_S)
+    asked = time.monotonic()
+    interrupted.signal(signal.SIGINT)
+    assert interrupted.wait(STOP_S) == 130
+    interrupted.assert_gone()
+    assert time.monotonic() - asked < STOP_S
+    assert "headrace up --resume stopped" in interrupted.said
+
+    last = start("up", "--resume", "stopped")
+    assert last.wait(RUN_S) == 0, last.said
+    last.assert_gone()
+    assert_complete(run_dir, steps)
+
+
+def test_a_run_survives_the_death_of_each_service(start: Start, folder: Path, policy: Path) -> None:
+    run_dir, steps = folder / "killed", 12
+    command = start(*up(policy, "killed", steps))
+    for name, after in (("replay", 1), ("env_search", 3), ("actor", 5), ("learner", 8)):
+        command.wait_until(lambda after=after: trained(run_dir) >= after, f"step {after}", START_S)
+        kill_and_see_it_come_back(command, name)
+    assert command.wait(RUN_S) == 0, command.said
+    command.assert_gone()
+    summary = assert_complete(run_dir, steps)
+    assert summary["restarts"] == 4
+
+
+def kill_and_see_it_come_back(command: Command, name: str) -> None:
+    """kill -9, and another process of the service."""
+    victim = command.service(name)
+    assert victim is not None, f"no {name}"
+    victim.kill()
+
+    def is_back() -> bool:
+        now: psutil.Process | None = command.service(name)
+        return now is not None and now.pid != victim.pid
+
+    command.wait_until(is_back, f"new {name}", STEP_S)
+
+
+def assert_complete(run_dir: Path, steps: int) -> dict[str, Any]:
+    """Every step trained once and recorded once, nothing lost; its summary."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert [record["step"] for record in read_records(run_dir / "metrics.jsonl")] == list(range(steps))
+    assert (summary["steps"], summary["groups_trained"]) == (steps, steps * BATCH)
+    assert (summary["groups_lost"], summary["groups_trained_twice"]) == (0, 0)
+    assert summary["finished"]
+    assert (run_dir / "final" / "model.safetensors").is_file()
+    with stored_state(run_dir) as client:
+        ledger = [json.loads(line) for line in client.lrange(Keys(run_dir.name).prefix + "replay:ledger", 0, -1)]
+    assert [line["step"] for line in ledger] == list(range(steps))
+    assert sorted(n for line in ledger for n in line["fresh_numbers"]) == list(range(steps * BATCH))
+    return summary
+
+
+@contextmanager
+def stored_state(run_dir: Path) -> Iterator[Any]:
+    """What the run's own Redis has on disk."""
+    server = local_redis.prepare(run_dir, 0)
+    with (run_dir / "logs" / "reopened.log").open("wb") as log:
+        process = subprocess.Popen(server.command, stdout=log, stderr=log)
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    client.ping()
+                    break
+                except redis.ConnectionError:
+                    assert time.monotonic() < deadline, "the stored state does not open"
+                    time.sleep(0.05)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def trained(run_dir: Path) -> int:
+    """Steps recorded so far."""
+    return len(read_records(run_dir / "metrics.jsonl"))
