@@ -55,8 +55,9 @@ def wait_until_up(url: str, wait_s: float) -> None:
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 last = error
             if time.monotonic() >= deadline:
+                cause = str(last).rstrip(".").replace(". ", ": ")  # one sentence out of several
                 raise UserError(
-                    f"Redis at {shown} did not answer within {wait_s:g} s ({last}): start it, or mend redis.url."
+                    f"Redis at {shown} did not answer within {wait_s:g} s ({cause}): start it, or mend redis.url."
                 ) from None
             time.sleep(0.1)
     finally:
