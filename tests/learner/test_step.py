@@ -1,6 +1,7 @@
 """One training step on groups that a real policy sampled."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from torch.nn.functional import log_softmax
 from services.learner import loss as losses
 from services.learner import policy, statistics
 from services.learner.batching import flatten, micro_batches
+from services.learner.model_files import find_model
 from services.learner.step import forward, scan, train_step
 from services.learner.stop import Stopped
+
+ATLAS_POLICY = Path(__file__).resolve().parents[2] / "examples" / "atlas" / "policy"
 
 
 def groups_of(make_group: Any, replayed: int = 2, fresh: int = 3) -> tuple[list[Any], list[Any]]:
@@ -199,3 +203,11 @@ def test_a_stop_is_taken_between_micro_batches(model: Any, make_group: Any, make
 def test_token_weights_of_a_batch_add_up_to_one(make_group: Any) -> None:
     flat = flatten([*groups_of(make_group)[1]])
     assert losses.token_weights(flat.rollout, flat.group_of_rollout).sum().item() == pytest.approx(1)
+
+
+def test_the_policy_of_the_demo_takes_a_step(make_group: Any, make_trainer: Any) -> None:
+    model = policy.load_policy(find_model(str(ATLAS_POLICY)), torch.float32, torch.device("cpu"))
+    groups = [make_group(f"g{i}", i) for i in range(3)]
+    _, totals = train_step(make_trainer(model), 0, [], groups)
+    assert totals.norms[0] > 0
+    assert scan(make_trainer(model), groups)[0].drift > 0
