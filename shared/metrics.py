@@ -4,6 +4,7 @@ Names are `headrace_<service>_<what>_<unit>`; labels never hold prompt text or i
 """
 
 import asyncio
+import functools
 import time
 
 from prometheus_client import Gauge, start_http_server
@@ -24,8 +25,13 @@ def serve_metrics(port: int, host: str = "0.0.0.0") -> int:
 
 async def watch_loop_lag(service: str, every_s: float = 0.5) -> None:
     """Export how late the event loop runs its timers: a blocked loop shows here before it hangs anything."""
-    gauge = Gauge(f"headrace_{service}_event_loop_lag_seconds", "how late the event loop runs a timer")
+    gauge = _lag_gauge(service)
     while True:
         due = time.monotonic() + every_s
         await asyncio.sleep(every_s)
         gauge.set(max(0.0, time.monotonic() - due))
+
+
+@functools.cache  # a process may serve more than once, as tests do
+def _lag_gauge(service: str) -> Gauge:
+    return Gauge(f"headrace_{service}_event_loop_lag_seconds", "how late the event loop runs a timer")

@@ -86,7 +86,7 @@ class Actor(Section):
     """An actor process."""
 
     count: int = Field(default=1, ge=0)  # how many `headrace up` starts on this machine
-    engine: Literal["auto", "vllm", "torch", "scripted"] = "auto"  # auto: vllm where it is installed
+    engine: Literal["auto", "vllm", "torch"] = "auto"  # auto: vllm where it is installed
     groups: int = Field(default=8, ge=1)  # rolled out at once
     threads: int = Field(default=0, ge=0)  # CPU threads of the engine; 0: its share of the cores
     kv_cache_bytes: int = Field(default=0, ge=0)  # 0: derived from groups, group_size and max_tokens

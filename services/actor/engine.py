@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ class Engine(Protocol):
     """A model that generates."""
 
     name: str
+    device: str  # "cpu" or "cuda", once started
 
     @property
     def version(self) -> Version | None:
@@ -141,6 +143,11 @@ def end_tokens(directory: Path) -> tuple[int, ...]:
 def tolerance(config: Config, dtype: str) -> float:
     """How far a canary's log-probabilities may be off, in nats."""
     return config.actor.canary_tolerance or (_FP32_TOLERANCE if dtype == "float32" else _BF16_TOLERANCE)
+
+
+def share_of_cores(config: Config) -> int:
+    """CPU threads of one of `actor.count` actors that share this machine with a learner."""
+    return max(1, (os.cpu_count() or 1) // (max(config.actor.count, 1) + 1))
 
 
 async def verify_files(notice: WeightsNotice, directory: Path) -> None:

@@ -24,6 +24,11 @@ class MeteredEngine:
         self._looks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     @property
+    def device(self) -> str:
+        """See Engine."""
+        return self._engine.device
+
+    @property
     def version(self) -> Version | None:
         """The weights in force."""
         return self._engine.version

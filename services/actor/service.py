@@ -138,6 +138,7 @@ class Actor:
             "state": "running" if self.ready else "loading",
             "version": list(version) if version is not None else None,
             "engine": self.engine.name,
+            "device": self.engine.device,
             "pid": os.getpid(),
             "host": self.wire.name.rsplit("-", 2)[0],
             "groups_running": len(self.tasks.running),

@@ -6,7 +6,6 @@ happens between two decode steps.
 
 import asyncio
 import logging
-import os
 import queue
 import threading
 import time
@@ -41,6 +40,7 @@ class TorchEngine:
         self.config = config
         self.version: Version | None = None
         self.progress = 0
+        self.device = ""
         self._commands: queue.SimpleQueue[Callable[[], None] | Row | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
         self._model: TorchModel | None = None
@@ -94,10 +94,11 @@ class TorchEngine:
         from services.actor.torch_batch import Batch
         from services.actor.torch_model import TorchModel
 
-        threads = self.config.actor.threads or share_of_cores(self.config)
+        threads = self.config.actor.threads or engine.share_of_cores(self.config)
         torch.set_num_threads(threads)
         directory = engine.find_model(self.config.model.path)
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = device
         chosen = self.config.model.dtype
         dtype = {"auto": torch.float32 if device == "cpu" else torch.bfloat16}.get(chosen) or getattr(torch, chosen)
         self._model = TorchModel(directory, device, dtype)
@@ -185,11 +186,6 @@ class TorchEngine:
     def _fail_all(self) -> None:
         for future in list(self._futures):
             _settle(future, EngineFailed(self._failure))
-
-
-def share_of_cores(config: Config) -> int:
-    """CPU threads of one of `actor.count` actors that share this machine with a learner."""
-    return max(1, (os.cpu_count() or 1) // (max(config.actor.count, 1) + 1))
 
 
 def _settle(future: asyncio.Future[Any], value: Any) -> None:

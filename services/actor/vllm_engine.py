@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 from services.actor import engine
 from services.actor.engine import CanaryRefused, EngineFailed, Finish, Generation, Sampling, add_run
 from services.actor.text import Codec
-from services.actor.torch_engine import share_of_cores
 from services.actor.vllm_setup import engine_arguments, prepare_environment
 from shared.config import Config
 from shared.messages import CanarySequence, WeightsNotice
@@ -53,6 +52,7 @@ class VllmEngine:
         self.config = config
         self.version: Version | None = None
         self.progress = 0
+        self.device = ""
         self._llm: Any = None
         self._names = itertools.count()
         self._labels = {"start": Version(0, 0)}  # what vLLM calls the weights -> which they are
@@ -67,19 +67,21 @@ class VllmEngine:
         self._codec = await asyncio.to_thread(Codec, self._directory)
         self._ends = engine.end_tokens(self._directory)
         self._accepted: Sequence[CanarySequence] = []
-        prepare_environment(self.config.actor.threads or share_of_cores(self.config))
+        prepare_environment(self.config.actor.threads or engine.share_of_cores(self.config))
         arguments = await asyncio.to_thread(self._arguments)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._tolerance = engine.tolerance(self.config, arguments["dtype"])
-        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        # in a thread: it takes most of a minute, and this process must report itself and heed signals meanwhile
+        self._llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments))
         await self._llm.update_weight_version(self._label)
 
     def _arguments(self) -> dict[str, Any]:
         import vllm  # noqa: F401  its import takes seconds and belongs into this thread
         from vllm.platforms import current_platform
 
+        self.device = current_platform.device_type
         return engine_arguments(self.config, self._directory, current_platform.is_cpu())
 
     async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
@@ -194,9 +196,7 @@ class VllmEngine:
             stream_interval=_STREAM_TOKENS,
         )
         piece = _Piece([], [], [], None)
-        prompt = tokens_input(ids)
-        async for output in self._llm.generate(prompt, parameters, f"r{next(self._names)}"):
-            self.progress += 1
+        async for output in self._outputs(tokens_input(ids), parameters):
             part = output.outputs[0]
             piece.ids += part.token_ids
             piece.logprobs += [at[i].logprob for at, i in zip(part.logprobs or [], part.token_ids, strict=True)]
@@ -213,15 +213,21 @@ class VllmEngine:
         from vllm.inputs.engine import tokens_input
 
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        prompt = tokens_input(list(tokens))
-        final: Any = None
-        async for output in self._llm.generate(prompt, parameters, f"s{next(self._names)}"):
-            final = final or output
-            if output.prompt_logprobs:
-                final = output
-        self.progress += 1
-        first = max(start, 1)
-        return [final.prompt_logprobs[i][tokens[i]].logprob for i in range(first, len(tokens))]
+        scored: Any = None
+        async for output in self._outputs(tokens_input(list(tokens)), parameters):
+            scored = output.prompt_logprobs or scored
+        return [scored[i][tokens[i]].logprob for i in range(max(start, 1), len(tokens))]
+
+    async def _outputs(self, prompt: Any, parameters: Any) -> AsyncIterator[Any]:
+        """What vLLM answers to one request; EngineFailed where it is dead."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            async for output in self._llm.generate(prompt, parameters, f"r{next(self._names)}"):
+                self.progress += 1
+                yield output
+        except EngineDeadError as error:
+            raise EngineFailed(f"vLLM's engine process is dead: {error}") from None
 
     def _stop_across(self, out: list[int], joint: int, stop: Sequence[str]) -> int:
         """Where the first stop string is complete, after `joint`; 0: nowhere. A new request sees only its own text."""

@@ -15,7 +15,7 @@ EXTENSION = "services.actor.vllm_extension.SwapExtension"
 
 
 def prepare_environment(threads: int) -> None:
-    """Set what vLLM reads at import; what the user set stays, but for a cache size that would win over the settings'."""
+    """Set what vLLM reads at import; what the user set stays, but for a cache size that would win over ours."""
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     quiet = {
         "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about choices that are made here on purpose

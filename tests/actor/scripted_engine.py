@@ -12,6 +12,7 @@ class ScriptedEngine:
     """`say(ids, sampling)` returns (ids, finish) for each turn; log-probabilities count down from -0.01."""
 
     name = "scripted"
+    device = "cpu"
 
     def __init__(self, say: Callable[[list[int], Sampling], tuple[list[int], Finish]]) -> None:
         self.say = say

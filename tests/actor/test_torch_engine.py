@@ -94,7 +94,7 @@ async def test_every_token_has_the_log_probability_of_the_version_it_claims(engi
     running = [asyncio.ensure_future(engine.generate([3, 20 + i, 2, 4], Sampling(0.9, 120, i))) for i in range(12)]
     first = publish(0, seed=0)
     await engine.swap(*first)
-    while engine.progress < 150:  # noqa: ASYNC110  it has no event for this
+    while engine.progress < 150:
         await asyncio.sleep(0.001)
     await engine.swap(notice, directory)
     assert engine.version == Version(0, 3)

@@ -74,7 +74,7 @@ async def test_a_swap_during_eight_requests_loses_none_and_labels_every_token_ri
     prompts = [[3, 20 + i, 2, 4] for i in range(8)]
     running = [asyncio.ensure_future(engine.generate(p, Sampling(1.0, 380, i))) for i, p in enumerate(prompts)]
     before = engine.progress
-    while engine.progress < before + 8:  # noqa: ASYNC110  it has no event for this
+    while engine.progress < before + 8:
         await asyncio.sleep(0.001)
     stall = await engine.swap(notice, directory)
     got = await asyncio.gather(*running)

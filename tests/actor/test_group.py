@@ -1,0 +1,177 @@
+"""A task becomes a header and a payload: what is masked, what fails, what a deadline leaves."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from services.actor.assemble import Origin, assemble
+from services.actor.engine import EngineFailed, Generation, Sampling
+from services.actor.group import check_task, roll_out
+from services.actor.heartbeat import watch_engine
+from services.actor.metered import MeteredEngine
+from services.actor.rollout import Budget, Player, Rollout
+from services.actor.text import QUESTION, Codec, instruction
+from shared.errors import UserError
+from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, Task, decode, encode
+from shared.payload import decode_payload, encode_payload
+from shared.versions import Version
+from tests.actor.scripted_engine import ScriptedEngine
+
+V0, V1 = Version(0, 0), Version(0, 1)
+ORIGIN = Origin(run="test", actor="a", fingerprints={"index": "i"}, version=V1, seconds=1.0)
+
+
+def make_task(**changes) -> Task:
+    fields: dict = {
+        "id": "t1",
+        "kind": "train",
+        "number": 1,
+        "attempt": 0,
+        "seed": 1,
+        "group_size": 3,
+        "temperature": 1.0,
+        "min_version": 0,
+        "data_source": "x",
+        "messages": [{"role": QUESTION, "content": "a"}],
+        "ground_truth": ["b"],
+    }
+    return Task(**(fields | changes))
+
+
+def rollout(status: str = FINISHED, logprob: float = -0.5, version: Version = V0) -> Rollout:
+    return Rollout(
+        ids=[20, 21, 30, 22],
+        mask=[True, True, False, True],
+        logprobs=[logprob] * 3,
+        version_runs=[(2, version), (1, V1)],
+        turns=[(0, 2), (3, 4)],
+        documents=[["d"]],
+        searches=1,
+        status=status,
+    )
+
+
+def test_an_unscored_rollout_is_masked_out_whole_and_the_others_are_not():
+    group = [rollout(), rollout(ENV_FAILED), rollout()]
+    header, payload = assemble(make_task(), [3, 4], group, [1.0, None, 0.0], [True, False, False], ORIGIN)
+    assert payload is not None
+    p = decode_payload(encode_payload(payload), "test")
+    assert p.trained_lengths.tolist() == header.sampled_tokens == [3, 0, 3]
+    assert p.lengths.tolist() == header.total_tokens == [4, 4, 4]
+    assert header.signs == [1, 0, -1] == np.sign(p.advantages).tolist()
+    assert p.token_versions() == [V0, V0, V1] * 2
+    assert (header.version_min, header.version_max) == (V0, V1)
+    # half of the tokens at 1 - p, half at p
+    assert math.isclose(header.headroom, 0.5, abs_tol=1e-6)
+    assert decode(encode(header), type(header)) == header
+
+
+def test_one_scored_rollout_is_a_failed_group_without_payload():
+    group = [rollout(), rollout(TIMED_OUT), rollout(ENV_FAILED)]
+    header, payload = assemble(make_task(), [3], group, [1.0, None, None], [True, False, False], ORIGIN)
+    assert payload is None
+    assert "1 of 3" in header.failure and "1 timed_out" in header.failure
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_a_log_probability_that_is_not_finite_is_a_failed_group(bad):
+    group = [rollout(), rollout(logprob=bad), rollout()]
+    header, payload = assemble(make_task(), [3], group, [1.0, 0.0, 0.0], [True, False, False], ORIGIN)
+    assert payload is None and "finite" in header.failure
+
+
+def test_an_evaluation_is_a_header_only_and_one_rollout_is_enough():
+    header, payload = assemble(make_task(kind="eval", group_size=1), [3], [rollout()], [1.0], [True], ORIGIN)
+    assert payload is None and header.usable and header.correct == [True]
+
+
+async def test_a_deadline_keeps_what_has_ended_and_masks_the_rest(make_config, model_dir):
+    config = make_config(rollout={"deadline_s": 0.3})
+    codec = Codec(model_dir)
+
+    class Slow(ScriptedEngine):
+        async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
+            if len(self.asked) == 1:
+                self.asked.append((ids, sampling))
+                await asyncio.sleep(60)
+            return await super().generate(ids, sampling)
+
+    said = codec.encode("<answer> b </answer>")
+    player = Player(
+        Slow(lambda i, s: (said, "stop")), codec, Budget(max_tokens=200, max_turn_tokens=20, max_turns=2), no
+    )
+    group = await roll_out(make_task(), player, config, "a", lambda: V0, marks)
+    assert sorted(group.header.statuses) == [FINISHED, FINISHED, TIMED_OUT]
+    assert sorted(group.header.rewards, key=str) == [1.0, 1.0, None]
+    assert group.payload is not None and not group.payload.advantages.any()
+
+
+async def test_a_failing_engine_is_not_a_failed_group(make_config, model_dir):
+    class Broken(ScriptedEngine):
+        async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
+            raise EngineFailed("dead")
+
+    budget = Budget(max_tokens=200, max_turn_tokens=20, max_turns=2)
+    player = Player(Broken(lambda i, s: ([], "eos")), Codec(model_dir), budget, no)
+    with pytest.raises(EngineFailed):
+        await roll_out(make_task(), player, make_config(), "a", lambda: V0, marks)
+
+
+async def test_an_engine_that_is_stuck_is_noticed_and_an_idle_one_is_not():
+    class Stuck(ScriptedEngine):
+        async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    engine = MeteredEngine(Stuck(lambda i, s: ([], "eos")))
+    watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.requests > 0, 0.1))
+    await asyncio.sleep(0.3)
+    assert not watch.done()
+    request = asyncio.ensure_future(engine.generate([1], Sampling(1.0, 1, 0)))
+    with pytest.raises(EngineFailed, match="nothing"):
+        await asyncio.wait_for(watch, 5)
+    request.cancel()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group_size": 1},
+        {"kind": "x"},
+        {"messages": []},
+        {"messages": [{"role": "user"}]},
+        {"temperature": 0.0},
+        {"temperature": -1.0},
+        {"seed": -1},
+    ],
+)
+def test_impossible_tasks_are_refused(change):
+    with pytest.raises(UserError):
+        check_task(make_task(**change))
+
+
+def test_a_question_is_wrapped_and_ready_messages_are_not(model_dir):
+    codec = Codec(model_dir)
+    wrapped = codec.prompt([{"role": QUESTION, "content": "a b"}], "x {question} y")
+    ready = codec.prompt([{"role": "user", "content": "a b"}], "x {question} y")
+    assert codec.decode(wrapped) == "<|user|> x a b y <|end|> <|assistant|>"
+    assert codec.decode(ready) == "<|user|> a b <|end|> <|assistant|>"
+
+
+def test_a_prompt_that_is_neither_a_template_nor_has_a_place_for_the_question_is_refused():
+    with pytest.raises(UserError, match="question"):
+        instruction("search-r1", "a")
+
+
+def test_braces_in_a_question_are_only_text():
+    assert instruction("math", "f{x} {question}").endswith("f{x} {question}")
+
+
+async def no(query: str):
+    raise AssertionError("nothing is searched here")
+
+
+async def marks() -> dict[str, str]:
+    return {"index": "i"}
