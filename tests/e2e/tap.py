@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import redis
 
@@ -68,28 +67,29 @@ class Tap:
         return self.seen
 
     def _follow(self) -> None:
-        connection = self._connect()
+        client = self._connect()  # closes its connections when it is collected, so it is held here
+        connection = client.connection_pool.get_connection()
         connection.send_command("MONITOR")
         connection.read_response()
         self._listening.set()
         while True:
             try:
-                line = connection.read_response(disable_decoding=True)
-            except (redis.RedisError, OSError):
+                self._take(connection.read_response(disable_decoding=True))
+            except (redis.ConnectionError, OSError):
+                connection.disconnect()
+                client.close()
                 return  # the server has ended with the run
-            try:
-                self._take(line)
             except Exception as error:  # noqa: BLE001  told by the test's own thread
                 self.error = error
                 return
 
-    def _connect(self) -> Any:
+    def _connect(self) -> redis.Redis:
         deadline = time.monotonic() + 60
         while True:
             try:
                 client = redis.Redis.from_url(stored_url(self._run_dir) or "", socket_timeout=None)
                 client.ping()
-                return client.connection_pool.get_connection()
+                return client
             except (redis.RedisError, ValueError):
                 if time.monotonic() > deadline:
                     raise

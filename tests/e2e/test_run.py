@@ -21,28 +21,14 @@ from tests.e2e.tap import Tap, Traffic
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS, BATCH, GROUP_SIZE, QUESTIONS = 6, 8, 4, 24
+# fmt: off
 SUMMARY_FIELDS = [
-    "steps",
-    "seconds",
-    "em_first",
-    "em_last",
-    "reward_first",
-    "reward_last",
-    "groups_generated",
-    "groups_trained",
-    "groups_replayed",
-    "groups_lost",
-    "groups_trained_twice",
-    "learner_idle_share",
-    "scan_seconds_hidden",
-    "scan_seconds_exposed",
-    "selection_ms_p99",
-    "publish_to_swap_ms_p50",
-    "engine_gap",
-    "acceptance",
-    "payload_bytes_in",
-    "payload_bytes_out",
+    "steps", "seconds", "em_first", "em_last", "reward_first", "reward_last", "groups_generated", "groups_trained",
+    "groups_replayed", "groups_lost", "groups_trained_twice", "learner_idle_share", "scan_seconds_hidden",
+    "scan_seconds_exposed", "selection_ms_p99", "publish_to_swap_ms_p50", "engine_gap", "acceptance",
+    "payload_bytes_in", "payload_bytes_out",
 ]
+# fmt: on
 SETTINGS = overrides(
     run={"name": "whole", "root": ".", "steps": STEPS},
     rollout={"group_size": GROUP_SIZE, "max_tokens": 384},
