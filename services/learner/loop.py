@@ -24,7 +24,6 @@ from shared.config import Config
 from shared.messages import (
     Batch,
     Checkpointed,
-    Finish,
     Hello,
     Malformed,
     Message,
@@ -109,8 +108,7 @@ class Loop:
         elif isinstance(work, Batch):
             self._batch(entry, work)
         else:
-            self._finish(entry, work)
-            return True
+            return self._finish(entry)
         return False
 
     def _announce(self) -> None:
@@ -210,7 +208,10 @@ class Loop:
         metrics.export(numbers, self.version, self.store.dead_letters - self._dead_letters_seen)
         self._dead_letters_seen = self.store.dead_letters
 
-    def _finish(self, entry: Entry, _: Finish) -> None:
+    def _finish(self, entry: Entry) -> bool:
+        if self.step < self.config.run.steps:  # left over from before the run was given more steps
+            self._patiently("acknowledge an old end of the run", lambda: self.inbox.ack(entry.id))
+            return False
         if self._saved_step != self.step:
             self._checkpoint()
         with self.client.pipeline(transaction=True) as pipe:
@@ -218,6 +219,7 @@ class Loop:
             streams.ack(pipe, self.keys.work, LEARNER, entry.id)
             self._send("say that the run is saved", pipe)
         log.info("finished at step %d", self.step)
+        return True
 
     def _checkpoint(self) -> None:
         c = self.config

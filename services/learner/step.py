@@ -63,7 +63,7 @@ def train_step(
     """
     batches = mini_batches([*replay, *fresh], trainer.settings.mini_batch)
     with trainer.clock("reference"):
-        _set_references(trainer, fresh, first=batches[0] if batches else [])
+        _set_references(trainer, replay, fresh, first=batches[0] if batches else [])
     records: list[Record] = []
     totals = Totals()
     with trainer.clock("train"):
@@ -98,10 +98,14 @@ def forward(trainer: Trainer, flat: Flat) -> Tensor:
     return out
 
 
-def _set_references(trainer: Trainer, fresh: Sequence[Group], first: list[Group]) -> None:
-    """Before the first update. Groups of the first mini-batch are left without: `_accumulate` fills them in."""
+def _set_references(trainer: Trainer, replay: Sequence[Group], fresh: Sequence[Group], first: list[Group]) -> None:
+    """Before the first update. Fresh groups of the first mini-batch are left without: `_accumulate` fills them in."""
+    if trainer.settings.reference == "engine":
+        for group in [*replay, *fresh]:
+            group.l_ref = group.l_gen
+        return
     for group in fresh:
-        group.l_ref = group.l_gen if trainer.settings.reference == "engine" else None
+        group.l_ref = None
     now = {g.id for g in first}
     later = [g for g in fresh if g.l_ref is None and g.id not in now]
     if later:

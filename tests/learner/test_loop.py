@@ -281,8 +281,12 @@ def test_a_lineage_is_never_used_again_even_when_redis_was_emptied(config: Confi
     assert start(config).version == Version(2, 2)
 
 
+def of_steps(config: Config, steps: int) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
+
+
 def test_finish_saves_acknowledges_and_ends(config: Config, client: Any, feed: Feed) -> None:
-    loop = start(config)
+    loop = start(of_steps(config, 1))
     feed(batch(0))
     feed(Finish())
     entries = loop.inbox.read(2)
@@ -293,12 +297,24 @@ def test_finish_saves_acknowledges_and_ends(config: Config, client: Any, feed: F
 
 
 def test_a_finish_that_was_not_acknowledged_ends_the_next_life(config: Config, client: Any, feed: Feed) -> None:
-    loop = start(config)
+    loop = start(of_steps(config, 1))
+    feed(batch(0))
+    work_off(loop)
     feed(Finish())
     loop.inbox.read(1)  # and dies
-    again = Loop(config, Stop())
+    again = Loop(of_steps(config, 1), Stop())
     again.run()
     assert pending(client) == 0
+
+
+def test_a_finish_from_before_the_run_was_given_more_steps_is_passed_over(
+    config: Config, client: Any, feed: Feed
+) -> None:
+    loop = start(of_steps(config, 2))
+    feed(Finish())
+    feed(batch(0))
+    assert [loop.handle(e) for e in loop.inbox.read(2)] == [False, False]
+    assert loop.step == 1
 
 
 def test_old_versions_are_deleted_as_new_ones_are_published(config: Config, client: Any, feed: Feed) -> None:

@@ -211,3 +211,11 @@ def test_the_policy_of_the_demo_takes_a_step(make_group: Any, make_trainer: Any)
     _, totals = train_step(make_trainer(model), 0, [], groups)
     assert totals.norms[0] > 0
     assert scan(make_trainer(model), groups)[0].drift > 0
+
+
+def test_under_the_engines_reference_a_replayed_group_keeps_its_drift(model, make_group, make_trainer):
+    trainer = make_trainer(model, reference="engine")
+    old, new = make_group("old", 2), make_group("new", 3)
+    old.l_gen = old.l_gen - 0.3  # as if the policy had moved since
+    records, _ = train_step(trainer, 0, [old], [new])
+    assert records[0].drift == pytest.approx(0.09, rel=1e-3) and records[1].drift < 1e-9
