@@ -40,7 +40,7 @@ def make_app(replay: Replay) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus text."""
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(replay.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/groups")
     async def groups(

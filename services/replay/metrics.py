@@ -1,11 +1,12 @@
 """Prometheus metrics of the replay service."""
 
+from collections.abc import Iterable
 from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from services.replay.state import Composed, State
-from shared.messages import GroupHeader
+from shared.messages import GroupHeader, Record
 
 _SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _DRIFTS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
@@ -15,6 +16,7 @@ class ReplayMetrics:
     """All series of the service, set from the state so that a restart shows the truth at once."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.registry = registry
         gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry)
         p = "headrace_replay_"
@@ -31,12 +33,8 @@ class ReplayMetrics:
             p + "lag_mean_versions", "mean age of the oldest sampled token over the last batch's groups"
         )
         self.age = histogram(p + "replay_age_steps", "age of replayed groups", buckets=(1, 2, 3, 4, 6, 8, 12, 16, 32))
-        self.headroom = histogram(
-            p + "headroom", "cached Headroom of stored groups when a batch is made", buckets=_SHARES
-        )
-        self.drift = histogram(
-            p + "drift", "last measured Drift of stored groups when a batch is made", buckets=_DRIFTS
-        )
+        self.headroom = histogram(p + "headroom", "Headroom of stored groups as scanned", buckets=_SHARES)
+        self.drift = histogram(p + "drift", "Drift of stored groups as scanned", buckets=_DRIFTS)
         self.what_if = gauge(p + "what_if_acceptance_ratio", "acceptance at a multiple of tau, last step", ["factor"])
         self.selection = histogram(
             p + "selection_seconds",
@@ -54,8 +52,11 @@ class ReplayMetrics:
         """A group was filed."""
         self.groups.labels(header.kind, "usable" if header.usable else "failed").inc()
 
-    def batch(self, batch: Composed) -> None:
-        """A batch was sent."""
+    def batch(self, batch: Composed, measured: Iterable[Record]) -> None:
+        """A batch was sent, after these groups had been scanned."""
+        for record in measured:
+            self.headroom.observe(record.headroom)
+            self.drift.observe(record.drift)
         s = batch.stats
         for gauge, key in (
             (self.acceptance, "acceptance"),

@@ -179,7 +179,7 @@ class Replay:
         if self._selection.done:
             exposed_s = max(0.0, self._selected_at - self._fresh_since)
             transitions.batch_composed(self.config, state, tx, self._selection, fresh, exposed_s)
-            self.metrics.batch(state.batches[c.step])
+            self.metrics.batch(state.batches[c.step], self._selection.refreshed.values())
             self._forget_selection()
 
     def _waiting_for(self, state: State) -> str:

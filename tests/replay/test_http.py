@@ -1,0 +1,45 @@
+"""The HTTP side of the service: what it says before, during and after a run."""
+
+import asyncio
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from services.replay.http import make_app
+from services.replay.service import Replay
+from shared.cancellation import stop
+from shared.http_server import listen, serve_http
+from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
+
+
+async def test_health_metrics_and_groups_over_real_http(make_config):
+    config = make_config(run={"steps": 8})
+    service = Replay(config, client_of(config.redis.url), Questions(50), None, CollectorRegistry())
+    sock = listen("127.0.0.1", 0, "replay.port")
+    web = asyncio.create_task(serve_http(make_app(service), sock))
+    learner, actor = PeerLearner(config.redis.url, config), PeerActor(config.redis.url, config, 0)
+    tasks = [web]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http, asyncio.timeout(30):
+        early = await http.get("/health")
+        assert early.status_code == 503 and early.json()["waiting_for"] == "Redis"
+        assert (await http.get("/groups")).status_code == 503
+        tasks += [asyncio.create_task(service.run()), asyncio.create_task(learner.run())]
+        await asyncio.sleep(0.05)
+        tasks.append(asyncio.create_task(actor.run()))
+        while not learner.finished:
+            await asyncio.sleep(0.02)
+        health = (await http.get("/health")).json()
+        assert (health["ready"], health["step"], health["finished"]) == (True, 8, True)
+        page = (await http.get("/groups", params={"limit": 3})).json()
+        headrooms = [group["headroom"] for group in page["groups"]]
+        assert len(headrooms) == 3 and headrooms == sorted(headrooms, reverse=True)
+        assert page["total"] == len(service.state.buffer) == health["buffer_groups"]
+        rest = (await http.get("/groups", params={"offset": 3})).json()["groups"]
+        assert len(rest) == page["total"] - 3 and not {g["id"] for g in rest} & {g["id"] for g in page["groups"]}
+        assert (await http.get("/groups", params={"limit": 0})).status_code == 422
+        text = (await http.get("/metrics")).text
+    await stop(*tasks)
+    series = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    assert series["headrace_replay_step"] == "8.0"
+    assert series['headrace_replay_run_groups{what="trained"}'] == "32.0"
+    assert float(series["headrace_replay_drift_count"]) > 0 and float(series["headrace_replay_headroom_count"]) > 0
