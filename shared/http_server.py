@@ -30,5 +30,6 @@ class HttpServer(uvicorn.Server):
 
 
 async def serve_http(app: Any, sock: socket.socket) -> None:
-    """Answer requests until cancelled."""
-    await HttpServer(uvicorn.Config(app, log_level="warning", access_log=False)).serve(sockets=[sock])
+    """Answer requests on `sock` until cancelled; closes it."""
+    with sock:
+        await HttpServer(uvicorn.Config(app, log_level="warning", access_log=False)).serve(sockets=[sock])
