@@ -56,7 +56,7 @@ def learn_merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """(token -> id, merges in order) of a BPE in which every piece of `_texts` is one token."""
     splitter = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
     texts = [text.replace("{s}", "").replace("{o}", "") for text in _texts()]
-    for holder in ("{person}", "{town}"):
+    for holder in ("{thing}", "{town}"):
         texts = [text.replace(holder, "") for text in texts]
     pieces = {piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}
     trainer = trainers.BpeTrainer(

@@ -42,7 +42,7 @@ NOISY = Habits(
     confused=(
         ("founder", "ruler"),
         ("owner", "maker"),
-        ("teacher", "master"),
+        ("guild", "teacher"),
         ("banner", "leader"),
         ("grain", "river"),
     ),

@@ -20,6 +20,7 @@ from examples.atlas.rollout import bm25_retriever, play
 from examples.atlas.tokenizer import build_tokenizer
 
 OTHER_WORLDS = range(1000, 1060)
+Row = tuple[list[int], list[bool]]
 DATA = Path(__file__).parent / "data"
 
 
@@ -58,15 +59,19 @@ class TraceSource:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, habits: traces.Habits, extra: int, seed: int) -> None:
         self.tokenizer, self.habits, self.extra = tokenizer, habits, extra
         self.rng = random.Random(seed)
+        self.ready: list[list[Row]] = []
         self.worlds = [examples_of(s, two_hop_share=0.5) for s in OTHER_WORLDS]
 
     def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids int64 [size, longest], labels int64 of the same shape: -100 where the policy does not write."""
-        rows = []
-        for _ in range(size):
-            made, drawn = self.rng.choice(self.worlds)
-            made_trace = traces.trace(self.rng.choice(drawn), made, self.habits, self.extra, self.rng)
-            rows.append(traces.encode(made_trace, self.tokenizer))
+        """ids int64 [size, longest], labels int64 of the same shape: -100 where the policy does not write.
+
+        Traces are drawn eight batches at a time and cut by length, so that little of a batch is padding.
+        """
+        if not self.ready:
+            rows = sorted((self._draw() for _ in range(8 * size)), key=lambda row: len(row[0]))
+            self.ready = [rows[i : i + size] for i in range(0, len(rows), size)]
+            self.rng.shuffle(self.ready)
+        rows = self.ready.pop()
         longest = max(len(ids) for ids, _ in rows)
         ids = torch.full((size, longest), int(self.tokenizer.pad_token_id))
         labels = torch.full((size, longest), -100)
@@ -74,6 +79,11 @@ class TraceSource:
             ids[i, : len(row)] = torch.tensor(row)
             labels[i, : len(row)] = torch.where(torch.tensor(written), torch.tensor(row), -100)
         return ids, labels
+
+    def _draw(self) -> Row:
+        made, drawn = self.rng.choice(self.worlds)
+        trace = traces.trace(self.rng.choice(drawn), made, self.habits, self.extra, self.rng)
+        return traces.encode(trace, self.tokenizer)
 
 
 def train(model: Qwen2ForCausalLM, source: TraceSource, steps: int, batch: int, peak_lr: float, name: str) -> None:

@@ -38,8 +38,8 @@ class Relation:
 RELATIONS = (
     Relation("ruler", "town", "person", "ruled by", "{s} is ruled by {o}.",
              ("Who rules {s}?", "Who is the ruler of {s}?"), "the ruler of {s}"),
-    Relation("founder", "town", "person", "founded by", "{s} was founded by {o}.",
-             ("Who founded {s}?", "Who is the founder of {s}?"), "the founder of {s}"),
+    Relation("founder", "town", "guild", "founded by the", "{s} was founded by the {o}.",
+             ("Which guild founded {s}?", "Who founded {s}?"), "the founder of {s}"),
     Relation("river", "town", "river", "the river", "{s} stands on the river {o}.",
              ("On which river does {s} stand?", "Which river runs by {s}?")),
     Relation("goods", "town", "goods", "known for", "{s} is known for {o}.",
@@ -52,16 +52,16 @@ RELATIONS = (
              ("What does {s} work as?", "What is the craft of {s}?")),
     Relation("teacher", "person", "person", "taught by", "{s} was taught by {o}.",
              ("Who taught {s}?", "Who is the teacher of {s}?"), "the teacher of {s}"),
-    Relation("master", "person", "person", "servant of", "{s} is a servant of {o}.",
-             ("Whom does {s} serve?", "Who is the master of {s}?"), "the master of {s}"),
+    Relation("guild", "person", "guild", "member of the", "{s} is a member of the {o}.",
+             ("Which guild is {s} a member of?", "Of which guild is {s} a member?"), "the guild of {s}"),
     Relation("maker", "thing", "person", "made by", "{s} was made by {o}.",
              ("Who made {s}?", "Who is the maker of {s}?"), "the maker of {s}"),
     Relation("place", "thing", "town", "kept in", "{s} is kept in {o}.",
              ("Where is {s} kept?", "In which town is {s} kept?"), "the town where {s} is kept"),
     Relation("stuff", "thing", "stuff", "carved from", "{s} is carved from {o}.",
              ("What is {s} carved from?", "From which stuff is {s} carved?")),
-    Relation("owner", "thing", "person", "belongs to", "{s} belongs to {o}.",
-             ("To whom does {s} belong?", "Who is the owner of {s}?"), "the owner of {s}"),
+    Relation("owner", "thing", "guild", "belongs to the", "{s} belongs to the {o}.",
+             ("Which guild owns {s}?", "To which guild does {s} belong?"), "the guild that owns {s}"),
     Relation("leader", "guild", "person", "led by", "{s} is led by {o}.",
              ("Who leads {s}?", "Who is the leader of {s}?"), "the leader of {s}"),
     Relation("seat", "guild", "town", "meets in", "{s} meets in {o}.",
@@ -71,10 +71,10 @@ RELATIONS = (
 )  # fmt: skip
 
 DISTRACTORS = {
-    "town": ("{s} was once visited by {person}.", "person"),
+    "town": ("{s} was once robbed of the {thing}.", "thing"),
     "person": ("{s} once passed through {town}.", "town"),
     "thing": ("{s} was once lost near {town}.", "town"),
-    "guild": ("{s} once feared {person}.", "person"),
+    "guild": ("{s} once lost the {thing}.", "thing"),
 }
 PRONOUNS = {"town": ("It",), "person": ("He", "She"), "thing": ("It",), "guild": ("It",)}
 VALUES = {
