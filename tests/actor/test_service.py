@@ -209,6 +209,10 @@ def heartbeats(client: redis.Redis) -> list[dict]:
     return [json.loads(v) for v in values if v]
 
 
+def _ready(client: redis.Redis) -> int:
+    return sum(beat["version"] is not None for beat in heartbeats(client))
+
+
 def pending(client: redis.Redis) -> int:
     return client.xpending(KEYS.tasks, ACTORS)["pending"]
 
@@ -220,8 +224,9 @@ def test_tasks_become_groups_that_hold_what_their_headers_say(
     from services.actor.text import Codec
 
     codec = Codec(model_dir)
+    first = publish(0, seed=0)  # before the actor loads its model: transformers patches torch for the whole process
     start_actor(config)
-    announce(client, publish(0, seed=0))
+    announce(client, first)
     send(client, *(make_task(i) for i in range(12)))
     send(client, make_task(100, kind=EVAL, group_size=1, temperature=0.0, round=0))
     found = headers(client, 13)
@@ -267,8 +272,9 @@ def test_tasks_become_groups_that_hold_what_their_headers_say(
 @pytest.mark.slow
 def test_weights_change_while_groups_run_and_old_tasks_wait_for_them(client, config, start_actor, publish):
     send(client, *(make_task(i) for i in range(4)), make_task(4, min_version=1))
+    first = publish(0, seed=0)  # before the actor loads its model: transformers patches torch for the whole process
     start_actor(config)
-    announce(client, publish(0, seed=0))
+    announce(client, first)
     early = headers(client, 4)
     assert {h.version_max for h in early} == {Version(0, 0)}
     bad = announce(client, publish(1, seed=1, canary_seed=2))
@@ -284,9 +290,9 @@ def test_weights_change_while_groups_run_and_old_tasks_wait_for_them(client, con
 def test_a_task_given_to_two_actors_is_stored_once(client, config, start_actor, publish):
     task = make_task(1)
     announce(client, publish(0, seed=0))
-    for _ in range(2):
+    for count in (1, 2):  # one after the other, for the same reason
         start_actor(config)
-    wait_for("two actors", lambda: True if sum(b["version"] is not None for b in heartbeats(client)) == 2 else None)
+        wait_for("an actor", lambda count=count: _ready(client) == count or None)
     send(client, task, task)
     headers(client, 1)
     wait_for("both entries to be done", lambda: True if client.xlen(KEYS.tasks) == 0 else None)
@@ -376,10 +382,11 @@ def test_redis_restarting_does_not_end_an_actor(config, start_actor, publish, tm
     tree["redis"]["url"] = f"redis://127.0.0.1:{port}/0"
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
+        first = publish(0, seed=0)
         actor = start_actor(build(tree))
         with connect(tree["redis"]["url"]) as client:
             wait_for("Redis", lambda: _pings(client))
-            announce(client, publish(0, seed=0))
+            announce(client, first)
             send(client, *(make_task(i) for i in range(4)))
             headers(client, 4)
             server.terminate()
