@@ -52,8 +52,11 @@ class Tasks:
             free = self.config.actor.groups - len(self.running)
             if free <= 0 or self.follower.number < 0:
                 self._room.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), _PAUSE_S)
+                with suppress(
+                    TimeoutError
+                ):  # not wait_for: Python 3.11's forgets a cancellation that comes with the event
+                    async with asyncio.timeout(_PAUSE_S):
+                        await self._room.wait()
                 continue
             for entry in await self.wire.call(lambda free=free: self.inbox.read(free)):
                 if entry.id not in self.running:

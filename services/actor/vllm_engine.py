@@ -143,7 +143,8 @@ class VllmEngine:
     async def close(self) -> None:
         """Stop the engine process."""
         if self._llm is not None:
-            await asyncio.to_thread(self._llm.shutdown, 2.0)
+            llm, self._llm = self._llm, None  # its destructor must not run when modules are gone already
+            await asyncio.to_thread(llm.shutdown, 2.0)
 
     async def _reload(self, directory: Path, label: str) -> None:
         """Put the weights of `directory` in; the engine is paused."""
