@@ -40,16 +40,20 @@ class Tasks:
         self.inbox = Inbox(wire.client, wire.keys.tasks, ACTORS, wire.name, RECLAIM_MS)
         self.store = GroupStore(wire.client, wire.keys)
         self.running: dict[bytes, asyncio.Task[None]] = {}
+        self._rollouts: dict[bytes, int] = {}  # of each running task
         self._room = asyncio.Event()
         self._failed: BaseException | None = None
 
     async def run(self, player: Player, fingerprints: Callable[[], Awaitable[dict[str, str]]]) -> None:
-        """Keep up to actor.groups tasks running. Raises what ended one in a way that is not the task's fault."""
+        """Keep up to actor.groups groups' worth of rollouts running.
+
+        Raises what ended a task in a way that is not the task's fault.
+        """
         await self.wire.call(self.inbox.create)
         while True:
             if self._failed is not None:
                 raise self._failed
-            free = self.config.actor.groups - len(self.running)
+            free = self._free_groups()
             if free <= 0 or self.follower.number < 0:
                 self._room.clear()
                 with suppress(
@@ -61,6 +65,11 @@ class Tasks:
             for entry in await self.wire.call(lambda free=free: self.inbox.read(free)):
                 if entry.id not in self.running:
                     await self._begin(entry, player, fingerprints)
+
+    def _free_groups(self) -> int:
+        """How many more groups of the usual size fit. An evaluation has smaller tasks, so more of them run at once."""
+        size = self.config.rollout.group_size
+        return self.config.actor.groups - -(-sum(self._rollouts.values()) // size)
 
     def wake(self) -> None:
         """Something changed that tasks may have waited for."""
@@ -90,11 +99,13 @@ class Tasks:
             return
         job = asyncio.ensure_future(self._answer(entry, task, player, fingerprints))
         self.running[entry.id] = job
+        self._rollouts[entry.id] = task.group_size
         metrics.RUNNING.set(len(self.running))
         job.add_done_callback(lambda job: self._ended(entry.id, job))
 
     def _ended(self, entry: bytes, job: asyncio.Task[None]) -> None:
         self.running.pop(entry, None)
+        self._rollouts.pop(entry, None)
         metrics.RUNNING.set(len(self.running))
         if not job.cancelled() and (error := job.exception()) is not None:
             self._failed = error
