@@ -5,7 +5,7 @@ from shared.messages import Task
 
 _LONGEST = 8000  # characters of one transcript
 
-TRAINING_SHOWN_EVERY, EVAL_SHOWN_FIRST = 50, 4
+TRAINING_SHOWN_EVERY, EVAL_SHOWN_FIRST = 50, 16
 
 
 def is_shown(task: Task) -> bool:
