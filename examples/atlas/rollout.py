@@ -34,15 +34,16 @@ def bm25_retriever(titles: Sequence[str], bodies: Sequence[str]) -> Retriever:
     """The best passage (title, body) for each query: BM25 over lower-cased words, k1 0.9, b 0.4."""
     index = bm25s.BM25(k1=0.9, b=0.4)
     texts = [f'"{title}"\n{body}' for title, body in zip(titles, bodies, strict=True)]
-    index.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
+    index.index(bm25s.tokenize(texts, stopwords=[], show_progress=False), show_progress=False)
     known: dict[str, tuple[str, str]] = {}
+    passages = list(zip(titles, bodies, strict=True))
 
     def search(queries: list[str]) -> list[tuple[str, str]]:
         new = [q for q in dict.fromkeys(queries) if q not in known]
         if new:
-            tokens = bm25s.tokenize([q or "?" for q in new], stopwords=None, return_ids=False, show_progress=False)
+            tokens = bm25s.tokenize([q or "?" for q in new], stopwords=[], return_ids=False, show_progress=False)
             rows, _ = index.retrieve(tokens, k=1, show_progress=False)
-            known.update((q, (titles[row[0]], bodies[row[0]])) for q, row in zip(new, rows, strict=True))
+            known.update((q, passages[row[0]]) for q, row in zip(new, rows.tolist(), strict=True))
         return [known[q] for q in queries]
 
     return search
@@ -52,7 +53,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
     """The prompt exactly as the actor builds it."""
     messages = [{"role": "user", "content": question}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(str(text), add_special_tokens=False)
 
 
 @torch.no_grad()
@@ -68,7 +69,7 @@ def play(
     """Play one episode for each question, by arg-max or at temperature 1."""
     rows = [Episode(ids, [False] * len(ids)) for ids in (prompt_ids(tokenizer, p) for p in prompts)]
     cache = DynamicCache(config=model.config)
-    close = {tokenizer.convert_tokens_to_ids(t) for t in ("</search>", "</answer>")} | {tokenizer.eos_token_id}
+    close = set(tokenizer.encode(f"</search></answer>{tokenizer.eos_token}", add_special_tokens=False))
     for position in range(EPISODE_TOKENS - 1):
         fed = torch.tensor([[r.ids[position] if position < len(r.ids) else tokenizer.pad_token_id] for r in rows])
         logits = model(input_ids=fed, past_key_values=cache, use_cache=True).logits[:, -1].float()

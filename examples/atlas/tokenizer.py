@@ -76,12 +76,16 @@ def learn_merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return core.get_vocab(), merges
 
 
+def _tag(text: str) -> AddedToken:
+    return AddedToken(text, lstrip=True, rstrip=False, special=False)
+
+
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer with its chat template; `save_pretrained` makes it loadable by `AutoTokenizer`."""
     vocab, merges = learn_merges()
     made = Qwen2Tokenizer(
         vocab=vocab,
-        merges=merges,
+        merges=merges,  # pyright: ignore[reportArgumentType]  (pairs are what the BPE takes)
         bos_token=BEGIN,
         eos_token=END,
         pad_token=PAD,
@@ -91,5 +95,5 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=512,
     )
-    made.add_tokens([AddedToken(tag, lstrip=True, rstrip=False, special=False) for tag in grammar.TAGS])
+    made.add_tokens([_tag(tag) for tag in grammar.TAGS])  # pyright: ignore[reportArgumentType]
     return made

@@ -1,4 +1,4 @@
-"""Make the policy of the demo: a 0.5M-parameter Qwen2 model that can search and copy, and has bad habits.
+"""Make the policy of the demo: a 0.6M-parameter Qwen2 model that can search and copy, and has bad habits.
 
     python -m examples.atlas.warm_start examples/atlas/policy
 
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFas
 
 from examples.atlas import traces, world
 from examples.atlas.rollout import bm25_retriever, play
-from examples.atlas.tokenizer import build_tokenizer
+from examples.atlas.tokenizer import BEGIN, END, PAD, build_tokenizer
 
 OTHER_WORLDS = range(1000, 1060)
 Row = tuple[list[int], list[bool]]
@@ -25,6 +25,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    ids = tokenizer.get_vocab()
     config = Qwen2Config(
         vocab_size=-(-len(tokenizer) // 8) * 8,
         hidden_size=128,
@@ -34,10 +35,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=512,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
+        bos_token_id=ids[BEGIN],
+        eos_token_id=ids[END],
+        pad_token_id=ids[PAD],
     )
     return Qwen2ForCausalLM(config)
 
@@ -58,6 +58,7 @@ class TraceSource:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, habits: traces.Habits, extra: int, seed: int) -> None:
         self.tokenizer, self.habits, self.extra = tokenizer, habits, extra
+        self.pad = tokenizer.get_vocab()[PAD]
         self.rng = random.Random(seed)
         self.ready: list[list[Row]] = []
         self.worlds = [examples_of(s, two_hop_share=0.5) for s in OTHER_WORLDS]
@@ -73,7 +74,7 @@ class TraceSource:
             self.rng.shuffle(self.ready)
         rows = self.ready.pop()
         longest = max(len(ids) for ids, _ in rows)
-        ids = torch.full((size, longest), int(self.tokenizer.pad_token_id))
+        ids = torch.full((size, longest), self.pad)
         labels = torch.full((size, longest), -100)
         for i, (row, written) in enumerate(rows):
             ids[i, : len(row)] = torch.tensor(row)
@@ -137,9 +138,9 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, limit: 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=ids[BEGIN],
+        eos_token_id=ids[END],
+        pad_token_id=ids[PAD],
     )
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -9,7 +9,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("torch")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2ForCausalLM
 
 from examples.atlas import grammar, tokenizer, world
 from examples.atlas.rollout import prompt_ids
@@ -96,7 +96,7 @@ def test_generation_config_samples_plainly():
 def test_start_is_between_15_and_45_percent_and_knows_the_grammar():
     from examples.atlas.warm_start import measure
 
-    model = AutoModelForCausalLM.from_pretrained(POLICY)
+    model = Qwen2ForCausalLM.from_pretrained(POLICY)
     figures = measure(model, AutoTokenizer.from_pretrained(POLICY))
     assert 15 <= figures["greedy"] <= 45
     assert figures["greedy_answered"] >= 97
