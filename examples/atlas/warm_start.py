@@ -137,10 +137,9 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, limit: 
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    config = model.config
     model.generation_config = GenerationConfig(
-        bos_token_id=ids[BEGIN],
-        eos_token_id=ids[END],
-        pad_token_id=ids[PAD],
+        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
