@@ -66,7 +66,7 @@ class Step:
 
     rewards: list[list[float]]
     tokens: int
-    clipped: int
+    clipped: int  # tokens whose gradient the clip takes away
     weights: dict[str, Tensor]
 
 
@@ -110,7 +110,7 @@ def train(settings: Settings, policy: Path, questions: Path, search: Search) -> 
                     kept = torch.clamp(ratio, 1 - s.clip, 1 + s.clip)
                     loss = -torch.minimum(ratio * a, kept * a).mean() / len(rollouts) / len(batch)
                     loss.backward()
-                    clipped += int((ratio != kept).sum())
+                    clipped += int((kept * a < ratio * a).sum())
             torch.nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip)
             adamw.step()
             adamw.zero_grad()

@@ -29,6 +29,7 @@ BOUND = 1e-5  # on the difference of any parameter; one step moves most of them 
 # AdamW divides a gradient by its own size, which would turn the rounding noise of one that vanishes into a step of
 # order lr; gradients clipped to a small norm stay far above its epsilon (1e-8), and their noise far below.
 LR, GRAD_CLIP = 3e-4, 1e-3
+CLIP = 0.02  # so narrow that it bites in the second mini-batch
 SETTINGS = overrides(
     run={"name": "synchronous", "root": ".", "steps": STEPS, "seed": 2},
     rollout={"group_size": GROUP_SIZE, "temperature": 0.9, "max_turn_tokens": 24, "max_tokens": 384},
@@ -39,6 +40,7 @@ SETTINGS = overrides(
     search={"port": 0},
     # two optimiser steps a step: the second mini-batch is trained off its reference
     learner={"batch": BATCH, "mini_batch": 2, "lr": LR, "weight_decay": 0.1, "grad_clip": GRAD_CLIP}
+    | {"clip_low": CLIP, "clip_high": CLIP}
     | {"checkpoint_every": 1, "keep_last": STEPS},
 )
 
