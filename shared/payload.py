@@ -163,9 +163,7 @@ def _check(p: Payload) -> None:
     if len(runs) and (runs[:, 0].min() < 1 or runs[:, 1:].min() < 0):
         raise Malformed(f"payload {p.id}: version runs with a negative number")
     if runs[:, 0].sum(dtype=np.int64) != trained:
-        raise Malformed(
-            f"payload {p.id}: version runs cover {runs[:, 0].sum(dtype=np.int64)} of {trained} tokens"
-        )
+        raise Malformed(f"payload {p.id}: version runs cover {runs[:, 0].sum(dtype=np.int64)} of {trained} tokens")
     for rollout, start, end in p.turns.tolist():
         if not (0 <= rollout < p.group_size and 0 <= start <= end <= p.lengths[rollout]):
             raise Malformed(f"payload {p.id}: a turn outside its rollout")
