@@ -61,7 +61,11 @@ class Engine(Protocol):
     """A model that generates."""
 
     name: str
-    device: str  # "cpu" or "cuda", once started
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda`, once started."""
+        ...
 
     @property
     def version(self) -> Version | None:

@@ -48,7 +48,7 @@ class Follower:
     async def run(self) -> None:
         """The newest notice there is, then each new one as it is pushed; notices that were overtaken are skipped."""
         client, stream = self.wire.client, self.wire.keys.weights
-        latest = await self.wire.call(lambda: client.xrevrange(stream, count=1))
+        latest: Any = await self.wire.call(lambda: client.xrevrange(stream, count=1))
         last: Any = b"0"
         while True:
             for id, fields in latest[-1:]:

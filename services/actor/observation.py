@@ -28,15 +28,12 @@ def observation(
     Whole documents are kept from the best one on; the first that does not fit is cut short, if some of it fits.
     """
     lines = [_line(i, d, special_tokens) for i, d in enumerate(documents, 1)]
-    best: list[int] | None = None
     for kept in range(len(lines), -1, -1):
         ids = encode(OPEN + "".join(lines[:kept]) + CLOSE)
         if len(ids) <= limit:
-            best = ids
-            break
-    if best is None or kept == len(lines):
-        return best
-    return _with_part("".join(lines[:kept]), lines[kept], encode, limit) or best
+            cut = _with_part("".join(lines[:kept]), lines[kept], encode, limit) if kept < len(lines) else None
+            return cut or ids
+    return None
 
 
 def _with_part(whole: str, line: str, encode: Callable[[str], list[int]], limit: int) -> list[int] | None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import redis
+from redis.exceptions import ReadOnlyError
 
 from services.actor import metrics
 from shared.errors import UserError
@@ -16,7 +17,7 @@ T = TypeVar("T")
 _PAUSE_S = 0.3
 
 # BusyLoadingError is a ConnectionError: a server that reads its file in counts as away.
-AWAY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError, OSError)
+AWAY = (redis.ConnectionError, redis.TimeoutError, ReadOnlyError, OSError)
 
 
 async def through_outage(call: Callable[[], Awaitable[T]], wait_s: float) -> T:

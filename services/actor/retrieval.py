@@ -63,9 +63,10 @@ class Retriever:
 
     async def index(self) -> str:
         """The fingerprint of the retriever's index, asked again after it was away. Raises RetrievalFailed."""
-        if self._index is None:
-            self._index = await self._retry(self._ask_index)
-        return self._index
+        index = self._index
+        if index is None:
+            index = self._index = await self._retry(self._ask_index)
+        return index
 
     def _flush(self) -> None:
         if self._timer is not None:
