@@ -75,7 +75,7 @@ class GroupHeader(Message, frozen=True, tag="group"):
     sampled_tokens: list[int]  # policy-sampled, i.e. |T| of the rollout
     total_tokens: list[int]  # sampled and retrieved
     searches: list[int]
-    version_min: Version
+    version_min: Version  # of the sampled tokens, by number: lag is counted in steps of training
     version_max: Version
     headroom: float  # under l_gen
     payload_bytes: int
@@ -246,5 +246,5 @@ def _check_header(h: GroupHeader) -> None:
         raise Malformed(f"group {h.id}: a number that is not finite")
     if min([h.number, h.attempt, h.payload_bytes, h.prompt_tokens, *h.sampled_tokens, *h.total_tokens]) < 0:
         raise Malformed(f"group {h.id}: a negative count")
-    if h.version_min > h.version_max:
+    if h.version_min.number > h.version_max.number:
         raise Malformed(f"group {h.id}: version_min {h.version_min} above version_max {h.version_max}")

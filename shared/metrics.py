@@ -12,7 +12,7 @@ from prometheus_client import Gauge, start_http_server
 from shared.errors import UserError
 
 
-def serve_metrics(port: int, host: str = "0.0.0.0") -> int:
+def serve_metrics(port: int, host: str) -> int:
     """Serve /metrics from a daemon thread; 0 takes any free port. Returns the port."""
     try:
         server, _ = start_http_server(port, addr=host)

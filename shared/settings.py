@@ -22,6 +22,7 @@ class Run(Section):
     root: str = "runs"  # the run lives in <root>/<name>
     steps: int = Field(default=100, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**31)
+    metrics_host: str = "127.0.0.1"  # where actors and learner serve Prometheus metrics; 0.0.0.0 in containers
 
 
 class Model(Section):
@@ -125,7 +126,7 @@ class Learner(Section):
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
     kl: float = Field(default=0.0, ge=0)  # coefficient of the k3 KL term to model.kl_reference
-    tis_cap: float = Field(default=2.0, ge=1)  # truncation of exp(l_ref - l_gen)
+    tis_cap: float = Field(default=2.0, ge=0)  # truncation of exp(l_ref - l_gen); 0: no such weight
     reference: Literal["trainer", "engine"] = "trainer"  # whose log-probability is l_ref
     lr: float = Field(default=1e-6, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"

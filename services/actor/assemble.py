@@ -123,8 +123,8 @@ def _header(
         sampled_tokens=[sum(r.mask) if reward is not None else 0 for r, reward in zip(rollouts, rewards, strict=True)],
         total_tokens=[len(r.ids) for r in rollouts],
         searches=[r.searches for r in rollouts],
-        version_min=min(versions, default=origin.version),
-        version_max=max(versions, default=origin.version),
+        version_min=min(versions, key=_number, default=origin.version),
+        version_max=max(versions, key=_number, default=origin.version),
         headroom=headroom,
         payload_bytes=0,
         seconds=origin.seconds,
@@ -132,3 +132,8 @@ def _header(
         fingerprints=origin.fingerprints,
         failure=failure,
     )
+
+
+def _number(version: Version) -> int:
+    """Lag is counted in steps of training, whatever lineage they were taken in."""
+    return version.number

@@ -55,7 +55,7 @@ class Actor:
 
     async def run(self) -> None:
         """All loops; the first that fails ends the actor."""
-        self.port = serve_metrics(self.config.actor.port)
+        self.port = serve_metrics(self.config.actor.port, self.config.run.metrics_host)
         log.info("actor %s: metrics on port %d", self.wire.name, self.port)
         # half a group's deadline: after a whole one its requests are given up, and nothing would seem to wait any more
         stuck_s = self.config.rollout.deadline_s / 2

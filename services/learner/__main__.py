@@ -24,7 +24,7 @@ def serve(config: Config) -> None:
     if not config.redis.url:
         raise UserError("redis.url is empty: name the server, as in redis://127.0.0.1:6379/0.")
     wait_until_up(config.redis.url, config.redis.wait_s)
-    log.info("metrics on port %d", serve_metrics(config.learner.port))
+    log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
 
     from services.learner.loop import Loop  # torch, only once all that needs none is right
 

@@ -45,7 +45,12 @@ def grpo(
 
 
 def importance_weights(l_ref: Tensor, l_gen: Tensor, cap: float) -> Tensor:
-    """min(exp(l_ref - l_gen), cap), float[T], no gradient: corrects engine mismatch and lag (method.md, section 6)."""
+    """min(exp(l_ref - l_gen), cap), float[T], no gradient: corrects engine mismatch and lag (method.md, section 6).
+
+    cap 0: ones.
+    """
+    if cap == 0:
+        return torch.ones_like(l_ref)
     return (l_ref - l_gen).detach().clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
 
 

@@ -55,6 +55,7 @@ class Replay:
         self.policy = get_policy(config.replay.policy)
         self.metrics = ReplayMetrics(registry)
         self.state: State | None = None
+        self._watch = Watch(client, self.keys)
         self._life = 0
         self._scans = 0
         self.waiting_for, self.waiting_s = "Redis", 0.0
@@ -88,7 +89,7 @@ class Replay:
         state.counters.finished &= state.counters.step >= self.config.run.steps  # resumed with more steps
         self._forget_selection()
         arrived: asyncio.Queue[list[Entry]] = asyncio.Queue(maxsize=4)
-        watch = Watch(self.client, self.keys)
+        self._watch = watch = Watch(self.client, self.keys)
         async with asyncio.TaskGroup() as tasks:
             for inbox in inboxes:
                 tasks.create_task(_forward(inbox, arrived))
@@ -180,6 +181,7 @@ class Replay:
             exposed_s = max(0.0, self._selected_at - self._fresh_since)
             transitions.batch_composed(self.config, state, tx, self._selection, fresh, exposed_s)
             self.metrics.batch(state.batches[c.step], self._selection.refreshed.values())
+            self._watch.batch(state.batches[c.step].stats, self.config.replay.capacity)
             self._forget_selection()
 
     def _waiting_for(self, state: State) -> str:

@@ -15,7 +15,12 @@ WHAT_IF_FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 
 
 def batch_stats(
-    step: int, tau: float, selection: Selection, replay: list[Row], fresh: list[GroupHeader], exposed_s: float
+    step: int,
+    tau: float,
+    selection: Selection,
+    replay: list[Row],
+    fresh: list[GroupHeader],
+    exposed_s: float,
 ) -> dict[str, Any]:
     """Statistics of a batch at the moment it is sent. Rewards, lags and tokens are those of the fresh groups.
 
@@ -26,12 +31,14 @@ def batch_stats(
     ages = [step - row.step for row in replay]
     measured = [selection.refreshed[row.id] for row in replay if row.id in selection.refreshed]
     drifts = [record.drift for record in selection.refreshed.values()]
+    scanned = [selection.buffer.row(id) for id in selection.refreshed if id in selection.buffer]
     return {
         "fresh_groups": len(fresh),
         "replay_groups": len(replay),
         "scanned": selection.scanned,
         "accepted": len(selection.accepted),
         "acceptance": len(selection.accepted) / selection.scanned if selection.scanned else None,
+        "scanned_age_mean": _mean([step - row.step for row in scanned]),
         "ages": ages,
         "age_mean": _mean(ages),
         "lag_mean": _mean(lags),

@@ -6,6 +6,8 @@ again.
 """
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import redis.asyncio
 
@@ -15,26 +17,41 @@ from shared.messages import Malformed, Task
 from shared.streams import FIELD, Keys
 
 LONG_WAIT_S = 60.0
+CLOGGED_ACCEPTANCE, CLOGGED_AGE, CLOGGED_STEPS = 0.1, 8.0, 5
 
 
 class Watch:
     """Looks now and then; what it found waits here for the worker's next transaction."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
-        self.client, self.keys = client, keys
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, clock: Callable[[], float] = time.monotonic) -> None:
+        self.client, self.keys, self._clock = client, keys, clock
         self._missing: set[tuple[str, int]] = set()  # (task, attempt) at the last look
         self._vanished: list[tuple[str, int]] = []
         self._warnings: list[str] = []
-        self._waits_for, self._since, self._warned = "", time.monotonic(), False
+        self._waits_for, self._since, self._warned = "", self._clock(), False
+        self._clogged = 0  # steps in a row
+
+    def batch(self, stats: dict[str, Any], capacity: int) -> None:
+        """A batch was made. Old groups of high cached Headroom on top of the order shut replay off: say so, once."""
+        clogged = stats["scanned"] and stats["acceptance"] < CLOGGED_ACCEPTANCE
+        clogged = clogged and stats["scanned_age_mean"] > CLOGGED_AGE
+        self._clogged = self._clogged + 1 if clogged else 0
+        if self._clogged == CLOGGED_STEPS:
+            age = stats["scanned_age_mean"]
+            self._warnings.append(
+                f"for {CLOGGED_STEPS} steps fewer than {CLOGGED_ACCEPTANCE:.0%} of the scanned groups were accepted, and "
+                f"on average they were {age:.0f} steps old: replay.capacity = {capacity} keeps groups that the policy has "
+                "left behind; 2 to 4 times learner.batch is the useful range."
+            )
 
     def waits_for(self, what: str) -> None:
         """The worker says what it waits for now; the clock starts again when something has happened."""
         if what != self._waits_for:
-            self._waits_for, self._since, self._warned = what, time.monotonic(), False
+            self._waits_for, self._since, self._warned = what, self._clock(), False
 
     def waiting(self) -> tuple[str, float]:
         """What is waited for, and for how many seconds."""
-        return self._waits_for, time.monotonic() - self._since if self._waits_for else 0.0
+        return self._waits_for, self._clock() - self._since if self._waits_for else 0.0
 
     async def look(self, state: State) -> bool:
         """Compare the tasks with the stream and the clock with its limit; True when there is something to act on."""

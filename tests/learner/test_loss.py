@@ -125,3 +125,7 @@ def test_importance_weight_is_truncated_and_one_without_mismatch() -> None:
     l_ref = torch.tensor([-1.0, -1.0, -2.0])
     expected = torch.tensor([1.0, 2.0, float(np.exp(-1.0))])
     assert torch.allclose(losses.importance_weights(l_ref, l_gen, CAP), expected)
+
+
+def test_a_cap_of_zero_turns_the_importance_weight_off() -> None:
+    assert losses.importance_weights(torch.tensor([-1.0, 0.0]), torch.tensor([-3.0, -1.0]), 0.0).tolist() == [1.0, 1.0]
