@@ -39,9 +39,9 @@ class Watch:
         if self._clogged == CLOGGED_STEPS:
             age = stats["scanned_age_mean"]
             self._warnings.append(
-                f"for {CLOGGED_STEPS} steps fewer than {CLOGGED_ACCEPTANCE:.0%} of the scanned groups were accepted, and "
-                f"on average they were {age:.0f} steps old: replay.capacity = {capacity} keeps groups that the policy has "
-                "left behind; 2 to 4 times learner.batch is the useful range."
+                f"for {CLOGGED_STEPS} steps fewer than {CLOGGED_ACCEPTANCE:.0%} of the scanned groups were accepted, "
+                f"and on average they were {age:.0f} steps old: replay.capacity = {capacity} keeps groups that the "
+                "policy has left behind; 2 to 4 times learner.batch is the useful range."
             )
 
     def waits_for(self, what: str) -> None:
