@@ -3,6 +3,7 @@
 import asyncio
 import random
 import uuid
+from typing import Any
 
 import msgspec
 import redis.asyncio
@@ -40,8 +41,14 @@ class Questions:
     def __len__(self) -> int:
         return self.n
 
-    def __getitem__(self, i: int) -> Example:
-        return Example(id=str(i), data_source="made", messages=None, question=f"question {i}", ground_truth=[str(i)])
+    def __getitem__(self, index: int) -> Example:
+        return Example(
+            id=str(index),
+            data_source="made",
+            messages=None,
+            question=f"question {index}",
+            ground_truth=[str(index)],
+        )
 
 
 class PeerActor:
@@ -72,7 +79,7 @@ class PeerActor:
 
     async def _answer(self, entry: streams.Entry) -> None:
         task = messages.decode(entry.data, Task)
-        notice = await self.client.xrevrange(self.keys.weights, count=1)
+        notice: Any = await self.client.xrevrange(self.keys.weights, count=1)
         version = messages.decode(notice[0][1][streams.FIELD], messages.WeightsNotice).version
         if version.number < task.min_version and version.lineage == 0:
             self.begun_too_early.append(task.id)

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import redis
 from prometheus_client import CollectorRegistry
+from redis.exceptions import NoPermissionError
 
 from services.replay.service import Replay
 from shared.cancellation import stop
@@ -38,7 +38,7 @@ async def test_replay_works_without_the_right_to_read_payloads(make_config, redi
     rules = ["on", ">pw", "+@all", *[f"~{key}" for key in own], f"%W~{keys.payload('*')}", f"%W~{keys.reference('*')}"]
     await admin.execute_command("ACL", "SETUSER", "blind", "reset", *rules)
     url = f"redis://blind:pw@{redis_server_url.rpartition('@')[2]}"
-    with pytest.raises(redis.exceptions.NoPermissionError):
+    with pytest.raises(NoPermissionError):
         await client_of(url).get(keys.payload("t1"))
 
     learner, actor = PeerLearner(redis_server_url, config), PeerActor(redis_server_url, config, 0)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -169,7 +170,7 @@ async def test_malformed_entries_are_buried_and_the_run_goes_on(make_config):
         await client.xadd(keys.results, {"m": junk})
     state, learner, records = await run_to_the_end(config)
     check_the_run(config, state, learner, records)
-    letters = await client.xrange(keys.dead)
+    letters: Any = await client.xrange(keys.dead)
     assert len(letters) == 8
     assert {fields[b"source"] for _, fields in letters} == {b"groups", b"results"}
     assert max(len(fields[b"data"]) for _, fields in letters) <= 65_536

@@ -37,7 +37,7 @@ def test_headroom_equals_the_definition_and_lies_between_0_and_1(tokens):
 
 
 def test_headroom_keeps_its_digits_near_certainty():
-    assert math.isclose(headroom(np.float32([-1e-6]), [1]), 1e-6, rel_tol=1e-3)
+    assert math.isclose(headroom(np.array([-1e-6], np.float32), [1]), 1e-6, rel_tol=1e-3)
 
 
 def test_seeds_differ_in_every_part():

@@ -56,7 +56,7 @@ def test_mixed_means_some_right_and_some_wrong_among_the_scored():
     [
         {"correct": [True]}, {"signs": [1, 0]}, {"statuses": ["finished"] * 2}, {"statuses": ["odd"] * 3},
         {"rewards": [float("nan"), 0.0, 1.0]}, {"headroom": float("inf")}, {"kind": "test"}, {"number": -1},
-        {"payload_bytes": -5}, {"sampled_tokens": [-1, 0, 0]}, {"version_min": Version(1, 0)}, {"schema": 99},
+        {"payload_bytes": -5}, {"sampled_tokens": [-1, 0, 0]}, {"version_min": Version(0, 3)}, {"schema": 99},
     ],
 )  # fmt: skip
 def test_an_inconsistent_header_is_refused(changes):
