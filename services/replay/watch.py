@@ -55,7 +55,8 @@ class Watch:
 
     async def look(self, state: State) -> bool:
         """Compare the tasks with the stream and the clock with its limit; True when there is something to act on."""
-        there = {_key(fields[FIELD]) for _, fields in await self.client.xrange(self.keys.tasks)}
+        entries: Any = await self.client.xrange(self.keys.tasks)
+        there = {_key(fields[FIELD]) for _, fields in entries}
         missing = {(task.id, task.attempt) for task in state.tasks.values()} - there
         self._vanished = sorted(missing & self._missing)
         self._missing = missing - set(self._vanished)
