@@ -16,6 +16,7 @@ from shared.redis_client import BLOCK_MS
 from shared.streams import FIELD
 
 log = logging.getLogger("headrace")
+TRY_AGAIN_S = 10.0
 
 
 class Follower:
@@ -46,25 +47,33 @@ class Follower:
         return True
 
     async def run(self) -> None:
-        """The newest notice there is, then each new one as it is pushed; notices that were overtaken are skipped."""
-        client, stream = self.wire.client, self.wire.keys.weights
-        latest: Any = await self.wire.call(lambda: client.xrevrange(stream, count=1))
-        last: Any = b"0"
-        while True:
-            for id, fields in latest[-1:]:
-                last = id
-                await self._adopt(fields[FIELD])
-            reply: Any = await self.wire.call(lambda last=last: client.xread({stream: last}, 64, BLOCK_MS))
-            latest = reply[0][1] if reply else []
+        """The newest notice there is, then each new one as it is pushed; notices that were overtaken are skipped.
 
-    async def _adopt(self, data: bytes) -> None:
+        A refused version is tried again every TRY_AGAIN_S until a newer one comes: its files may have been late.
+        """
+        client, stream = self.wire.client, self.wire.keys.weights
+        notices: Any = await self.wire.call(lambda: client.xrevrange(stream, count=1))
+        last: Any = b"0"
+        refused, tried, newest = False, 0.0, b""
+        while True:
+            if notices:
+                last, fields = notices[-1]
+                newest = fields[FIELD]
+                refused, tried = not await self._adopt(newest), time.monotonic()
+            reply: Any = await self.wire.call(lambda last=last: client.xread({stream: last}, 64, BLOCK_MS))
+            notices = reply[0][1] if reply else []
+            if refused and not notices and time.monotonic() - tried >= TRY_AGAIN_S:
+                notices = [(last, {FIELD: newest})]
+
+    async def _adopt(self, data: bytes) -> bool:
+        """Swap the announced version in; False when it was refused."""
         try:
             notice = decode(data, WeightsNotice)
         except Malformed as error:
             await self.wire.warn(f"a weights notice is not readable: {error}")
-            return
+            return True
         if notice.version == self.engine.version:
-            return
+            return True
         directory = self.config.weights_dir / notice.location
         try:
             await _wait_for_files(directory)
@@ -72,7 +81,7 @@ class Follower:
                 stall = await self.engine.swap(notice, directory)
         except CanaryRefused as error:
             await self._refuse(notice, error)
-            return
+            return False
         except TimeoutError:
             raise EngineFailed(f"the swap to weights {notice.version} did not end within its time limit") from None
         self.swaps += 1
@@ -85,6 +94,7 @@ class Follower:
         version = str(notice.version)
         await self.wire.emit("swap", actor=self.wire.name, version=version, seconds=seconds, stall_s=stall)
         await self.on_swap()
+        return True
 
     async def _refuse(self, notice: WeightsNotice, error: CanaryRefused) -> None:
         self.refusals += 1

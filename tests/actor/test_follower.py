@@ -1,0 +1,47 @@
+"""Following the published weights, over a real Redis."""
+
+import asyncio
+from pathlib import Path
+
+from services.actor import follower as module
+from services.actor.engine import CanaryRefused
+from services.actor.follower import Follower
+from services.actor.wire import Wire
+from shared import streams
+from shared.cancellation import stop
+from shared.config import build
+from shared.messages import WeightsNotice, encode
+from shared.versions import Version
+from tests.actor.scripted_engine import ScriptedEngine
+
+
+class LateFiles(ScriptedEngine):
+    """Refuses weights whose folder is not there."""
+
+    async def swap(self, notice: WeightsNotice, directory: Path) -> float:
+        if not await asyncio.to_thread(directory.is_dir):
+            raise CanaryRefused(f"{directory} is not there")
+        return await super().swap(notice, directory)
+
+
+async def test_a_version_whose_files_come_late_is_adopted_in_the_end(tmp_path, redis_url, monkeypatch):
+    monkeypatch.setattr(module, "TRY_AGAIN_S", 0.5)
+    config = build({"run": {"name": "late", "root": str(tmp_path)}, "redis": {"url": redis_url}})
+    wire, engine = Wire(config), LateFiles(lambda ids, sampling: ([], "eos"))
+
+    async def on_swap() -> None: ...
+
+    following = Follower(config, engine, wire, on_swap)
+    task = asyncio.create_task(following.run())
+    version = Version(0, 1)
+    notice = WeightsNotice(version=version, location=version.directory, digest="", size=0, published=0.0, canary=[])
+    await streams.add(wire.client, wire.keys.weights, encode(notice))
+    async with asyncio.timeout(20):
+        while following.refusals == 0:
+            await asyncio.sleep(0.05)
+        assert engine.version == Version(0, 0)
+        (config.weights_dir / version.directory).mkdir(parents=True)
+        assert await following.wait_for(1, 15.0)
+    assert engine.version == version and following.swaps == 1
+    await stop(task)
+    await wire.client.aclose()
