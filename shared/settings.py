@@ -107,10 +107,10 @@ class Replay(Section):
     tau: float = Field(default=1e-2, ge=0)  # the gate on Drift
     capacity: int = Field(default=512, ge=0)  # groups
     unit: int = Field(default=1, ge=1)  # accepted groups are cut to a multiple of this
-    max_lag: int = Field(default=1, ge=0)  # versions; 0: synchronous
+    max_lag: int = Field(default=0, ge=0)  # versions; 0: the paper's synchronous loop; 1 overlaps generation and training
     scan_chunk: int = Field(default=16, ge=1)  # groups per scan request
     max_attempts: int = Field(default=3, ge=1)  # of one task, before it is counted as lost
-    free_refresh: bool = True  # a trained replay group takes its Headroom from the training forward
+    free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan
     max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
     host: str = "127.0.0.1"
     port: int = Field(default=8001, ge=0, le=65535)
