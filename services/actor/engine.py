@@ -1,4 +1,4 @@
-"""What the rollouts need of a generation engine, and which one this machine gets.
+"""What the rollouts need of a generation engine.
 
     vllm    services.actor.vllm_engine     torch    services.actor.torch_engine
 
@@ -7,7 +7,6 @@ log-probability of every token is that of a full forward under the version the t
 """
 
 import asyncio
-import importlib.util
 import json
 import math
 import os
@@ -99,22 +98,6 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop; running requests are given up."""
         ...
-
-
-def make_engine(config: Config) -> Engine:
-    """The engine that `actor.engine` names; `auto` is vLLM where it is installed."""
-    kind = config.actor.engine
-    if kind == "auto":
-        kind = "vllm" if importlib.util.find_spec("vllm") else "torch"
-    if kind == "vllm":
-        if not importlib.util.find_spec("vllm"):
-            raise UserError("actor.engine = 'vllm', and vLLM is not installed here: install it or set 'torch'.")
-        from services.actor.vllm_engine import VllmEngine
-
-        return VllmEngine(config)
-    from services.actor.torch_engine import TorchEngine
-
-    return TorchEngine(config)
 
 
 def find_model(path: str) -> Path:

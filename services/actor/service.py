@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 import redis
 
 from services.actor import heartbeat, metrics
-from services.actor.engine import Engine, EngineFailed, find_model, make_engine
+from services.actor.engine import Engine, EngineFailed, find_model
+from services.actor.engine_choice import make_engine
 from services.actor.follower import Follower
 from services.actor.metered import MeteredEngine
 from services.actor.retrieval import Retriever

@@ -9,9 +9,10 @@ from services.env_search.app import Retriever
 from services.env_search.backend import IndexSpec
 from services.env_search.index import build_index, open_index
 from services.env_search.requests import Limits
-from services.env_search.server import announce, listen, serve
+from services.env_search.server import announce, serve
 from shared.config import Config, load_service_config
 from shared.errors import UserError
+from shared.http_server import listen
 
 
 def main(config: Config) -> None:
@@ -27,7 +28,7 @@ def main(config: Config) -> None:
         passage_prefix=search.passage_prefix,
     )
     corpus = Path(search.corpus)
-    sock = listen(search.host, search.port)
+    sock = listen(search.host, search.port, "search.port")
     if search.corpus and not search.index:
         # In a process of its own: what only building needs (bm25s, a second encoder) is gone when serving starts.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:

@@ -1,6 +1,5 @@
 """Binds the port, opens the index and serves until a signal."""
 
-import os
 import signal
 import socket
 import sys
@@ -11,21 +10,8 @@ import uvicorn
 from services.env_search.app import Retriever, create_app
 from services.env_search.index import OpenIndex
 from services.env_search.requests import Limits
-from shared.errors import UserError
 
 SHUTDOWN_S = 5
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. UserError where the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise UserError(
-            f"Cannot listen on {host}:{port} ({reason}): free it, or set search.host and search.port."
-        ) from None
 
 
 def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:

@@ -15,7 +15,7 @@ from services.env_search.app import Retriever, create_app
 from services.env_search.backend import IndexSpec
 from services.env_search.index import OpenIndex, build_index, open_index
 from services.env_search.requests import Limits
-from services.env_search.server import listen
+from shared.http_server import listen
 
 PASSAGES = [
     ("Mill", "The old mill stands by the river and grinds barley."),
@@ -51,7 +51,7 @@ def serve() -> Iterator[Serve]:
     ends: list[Callable[[], Any]] = []
 
     def start(index: OpenIndex, limits: Limits | None = None, **settings: Any) -> httpx.Client:
-        sock: socket.socket = listen("127.0.0.1", 0)
+        sock: socket.socket = listen("127.0.0.1", 0, "search.port")
         app = create_app(Retriever(index, **settings), limits or Limits())
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
