@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -196,7 +196,7 @@ def headers(client: redis.Redis, count: int) -> list[GroupHeader]:
     """The first `count` group headers, in order of task number, once they are there."""
 
     def look() -> list[GroupHeader] | None:
-        entries = client.xrange(KEYS.groups)
+        entries: Any = client.xrange(KEYS.groups)
         return [decode(fields[FIELD], GroupHeader) for _, fields in entries] if len(entries) >= count else None
 
     found = wait_for(f"{count} groups", look)
@@ -205,7 +205,8 @@ def headers(client: redis.Redis, count: int) -> list[GroupHeader]:
 
 
 def heartbeats(client: redis.Redis) -> list[dict]:
-    values = [client.get(KEYS.actor(name.decode())) for name in client.smembers(KEYS.actors)]
+    names: Any = client.smembers(KEYS.actors)
+    values = [client.get(KEYS.actor(name.decode())) for name in names]
     return [json.loads(v) for v in values if v]
 
 
@@ -243,8 +244,8 @@ def test_tasks_become_groups_that_hold_what_their_headers_say(
         assert header.version_min == header.version_max == Version(0, 0)
         assert header.fingerprints["index"]
         assert set(header.statuses) <= {FINISHED, TRUNCATED}
-        assert codec.decode(p.prompt) == "<|user|> x y a ? <|end|> <|assistant|>"
-        texts = [codec.decode(p.rollout(i)[0]) for i in range(4)]
+        assert codec.decode(p.prompt.tolist()) == "<|user|> x y a ? <|end|> <|assistant|>"
+        texts = [codec.decode(p.rollout(i)[0].tolist()) for i in range(4)]
         assert len(set(texts)) == 4  # seeds differ
         at = 0
         for i in range(4):
@@ -255,7 +256,7 @@ def test_tasks_become_groups_that_hold_what_their_headers_say(
             assert np.abs(ours - truth[mask]).max() < 1e-5
             turns = [(a, b) for r, a, b in p.turns.tolist() if r == i]
             assert [k for a, b in turns for k in range(a, b)] == np.flatnonzero(mask).tolist()
-            assert len(p.documents[i]) == header.searches[i] == codec.decode(ids[~mask]).count("<information>")
+            assert len(p.documents[i]) == header.searches[i] == codec.decode(ids[~mask].tolist()).count("<information>")
             searched += header.searches[i]
     assert searched > 0
     evaluation = found[12]
