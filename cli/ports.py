@@ -11,8 +11,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def can_listen(host: str, port: int) -> bool:
-    """Whether a service could open this port."""
-    with socket.socket() as listener:
+    """Whether a service could open this port on this address."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))

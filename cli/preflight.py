@@ -21,6 +21,7 @@ RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
 VERSIONS_KEPT = 4  # published versions on disk at once, at most, about
 CHECKPOINT_MODELS = 3  # weights and two moments of the optimiser
 QUESTION_SHOWN = 80
+HIGHEST_PORT = 65535
 
 
 class Preflight:
@@ -36,8 +37,8 @@ class Preflight:
         self._engine()
         model_dir = self._model()
         self._retrieval()
+        self._ports()
         if not self.dry_run:
-            self._ports()
             self._disk(model_dir)
         train, held_out = self._data("data.train", self.config.data.train), self._held_out()
         if model_dir is not None:
@@ -128,23 +129,37 @@ class Preflight:
             raise UserError(f"no retriever answers at env.url = '{c.env.url}': {hint}.")
 
     def _ports(self) -> None:
+        """No two settings name one port, which holds on any machine; and, unless in a dry run, all are free on this."""
         c = self.config
+        metrics = c.run.metrics_host
         wanted = [("replay.port", c.replay.host, c.replay.port)]
         if plan.serves_search(c):
             wanted.append(("search.port", c.search.host, c.search.port))
         if c.learner.port:
-            wanted.append(("learner.port", "0.0.0.0", c.learner.port))
+            wanted.append(("learner.port", metrics, c.learner.port))
         if c.actor.port:
-            wanted += [("actor.port", "0.0.0.0", c.actor.port + n) for n in range(c.actor.count)]
+            last = c.actor.port + c.actor.count - 1
+            if last > HIGHEST_PORT:
+                raise UserError(
+                    f"actor.port = {c.actor.port} with actor.count = {c.actor.count} needs the ports up to {last}, and "
+                    f"the highest is {HIGHEST_PORT}: set actor.port to {HIGHEST_PORT + 1 - c.actor.count} or less."
+                )
+            wanted += [("actor.port", metrics, c.actor.port + n) for n in range(c.actor.count)]
         seen: dict[int, str] = {}
-        for key, host, port in wanted:
-            if port in seen and key != "actor.port":
-                raise UserError(f"{key} and {seen[port]} are both {port}: choose two ports.")
+        for key, _, port in wanted:
+            if port in seen:
+                ports_of = " (a port for each actor, from actor.port on)" if key == "actor.port" else ""
+                raise UserError(f"{key} and {seen[port]} are both {port}{ports_of}: choose two ports.")
             seen[port] = key
+        if not self.dry_run:
+            self._ports_are_free(wanted)
+
+    def _ports_are_free(self, wanted: list[tuple[str, str, int]]) -> None:
+        for key, host, port in wanted:
             if not ports.can_listen(host, port):
                 raise UserError(
-                    f"{key} = {port} is in use on this machine: stop what listens there, or choose another port, "
-                    f"for example --{key} {ports.free_port()}."
+                    f"{key} = {port} is in use on this machine ({host}): stop what listens there, or choose another "
+                    f"port, for example --{key} {ports.free_port()}."
                 )
 
     def _disk(self, model_dir: Path | None) -> None:

@@ -115,6 +115,28 @@ def test_two_services_on_one_port(refused: Callable[..., str], data_file: Path, 
     assert f"search.port and replay.port are both {unused_port}" in said
 
 
+def test_learner_and_actors_on_one_port(refused: Callable[..., str]) -> None:
+    said = refused("--learner.port", "9455", "--actor.port", "9455")
+    assert "actor.port and learner.port are both 9455" in said
+
+
+def test_the_second_actor_on_the_port_of_the_learner(refused: Callable[..., str]) -> None:
+    said = refused("--learner.port", "9456", "--actor.port", "9455", "--actor.count", "2")
+    assert "actor.port and learner.port are both 9456 (a port for each actor, from actor.port on)" in said
+
+
+def test_more_actors_than_ports_are_left(refused: Callable[..., str]) -> None:
+    said = refused("--actor.port", "65535", "--actor.count", "2")
+    assert "needs the ports up to 65536, and the highest is 65535: set actor.port to 65534 or less" in said
+
+
+def test_a_port_is_tried_on_the_address_of_its_service(refused: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = str(server.getsockname()[1])
+        setting = ["--learner.port", port, "--run.metrics_host", "127.0.0.2"]
+        assert f"learner.port = {port} is in use on this machine (127.0.0.2)" in refused(*setting)
+
+
 @pytest.mark.parametrize(
     ("file", "missing"),
     [
