@@ -10,7 +10,6 @@ from shared import config as configuration
 from shared.config import Config
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
-DEFAULT_ENV_URL = "http://127.0.0.1:8000"
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -94,12 +93,9 @@ def absolute_paths(config: Config) -> Config:
     return with_values(config, values)
 
 
-def follow_search_port(config: Config) -> Config:
-    """env.url follows search.port where only the port was given."""
-    moved = config.env.url == DEFAULT_ENV_URL and config.search.port not in (0, 8000)
-    if config.env.kind == "search" and config.search.corpus and moved:
-        return with_values(config, {"env.url": f"http://127.0.0.1:{config.search.port}"})
-    return config
+def search_url(port: int) -> str:
+    """Where the retriever that `headrace up` starts answers: env.url, unless the user wrote another."""
+    return f"http://127.0.0.1:{port}"
 
 
 def child_environment(config_file: Path, redis_url: str, extra: Mapping[str, str]) -> dict[str, str]:

@@ -122,7 +122,8 @@ class Preflight:
         address = urlsplit(c.env.url)
         if not ports.answers(address.hostname or "", address.port or 80):
             hint = (
-                f"env.url names port {address.port} and search.port is {c.search.port}: make them the same"
+                f"env.url names port {address.port} and search.port is {c.search.port}: make them the same, or "
+                "leave env.url out"
                 if c.search.corpus
                 else "set search.corpus to have a retriever started here, or start yours first"
             )

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -> Any:
-    """The configuration to run, with absolute paths and real ports."""
+    """The configuration to run, with absolute paths and real ports. An env.url that the user wrote stays as it is."""
     from cli import plan, ports
     from shared.config import load
     from shared.errors import UserError
@@ -77,20 +77,30 @@ def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -
                 f"{folder} holds the run '{config.run.name}', whose keys in Redis carry that name: "
                 "rename the folder back to it."
             )
+        follows = _stored_url_follows(folder / "config.toml", overrides)
         config = plan.with_values(config, {"run.root": str(folder.resolve().parent)})
     else:
         config = load(config_file, overrides)
+        follows = "url" not in config.env.model_fields_set
     values: dict[str, object] = {}
     if config.replay.port == 0:
         values["replay.port"] = ports.free_port()
     if config.search.port == 0:
         values["search.port"] = ports.free_port()
-    follows = (
-        is_set(overrides, "search.port") and not is_set(overrides, "env.url") and plan.is_this_machine(config.env.url)
-    )
-    if config.search.corpus and ("search.port" in values or follows):
-        values["env.url"] = f"http://127.0.0.1:{values.get('search.port', config.search.port)}"
-    return plan.absolute_paths(plan.follow_search_port(plan.with_values(config, values)))
+    config = plan.with_values(config, values)
+    if config.search.corpus and follows:
+        config = plan.with_values(config, {"env.url": plan.search_url(config.search.port)})
+    return plan.absolute_paths(config)
+
+
+def _stored_url_follows(file: Path, overrides: list[str]) -> bool:
+    """Whether env.url of a resumed run is that of its retriever: its file holds every setting, written or not."""
+    from cli import plan
+    from shared.config import load
+
+    stored = load(file, environ={})
+    given = is_set(overrides, "env.url") or "HEADRACE_ENV__URL" in os.environ
+    return not given and stored.env.url == plan.search_url(stored.search.port)
 
 
 def launch(config: Any) -> int:

@@ -98,6 +98,41 @@ def test_the_retriever_follows_its_port(write_config: Callable[..., Path], data_
     assert not plan.serves_search(elsewhere)
 
 
+@pytest.mark.parametrize("url", ["http://retriever:8000", "http://127.0.0.1:8000"])
+@pytest.mark.parametrize("port", ["0", "9123"])
+@pytest.mark.parametrize("written", ["file", "environment", "override"])
+def test_a_url_that_the_user_wrote_stays(
+    write_config: Callable[..., Path],
+    data_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    written: str,
+    port: str,
+    url: str,
+) -> None:
+    file = write_config()
+    search = ["--env.kind", "search", f"--search.corpus={data_file}", "--search.port", port]
+    if written == "file":
+        file.write_text(file.read_text().replace("[env]", f'[env]\nurl = "{url}"'))
+    elif written == "environment":
+        monkeypatch.setenv("HEADRACE_ENV__URL", url)
+    else:
+        search.append(f"--env.url={url}")
+    assert up.resolve(str(file), None, search).env.url == url
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9123", "http://127.0.0.1:7000", "http://retriever:9123"])
+def test_a_resumed_run_moves_its_own_retriever_only(
+    write_config: Callable[..., Path], data_file: Path, tmp_path: Path, url: str
+) -> None:
+    search = ["--env.kind", "search", f"--search.corpus={data_file}", "--search.port", "9123", f"--env.url={url}"]
+    config = up.resolve(str(write_config()), None, search)
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.toml").write_text(config.to_toml())
+    again = up.resolve(None, str(config.run_dir), ["--search.port", "0"])
+    own = url == "http://127.0.0.1:9123"
+    assert again.env.url == (plan.search_url(again.search.port) if own else url)
+
+
 def test_a_path_in_a_file_means_the_file_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "configs").mkdir()
     for folder in (tmp_path, tmp_path / "configs"):
