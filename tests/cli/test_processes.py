@@ -117,6 +117,17 @@ async def test_stop_leaves_no_process_even_of_a_stubborn_program_with_children(
     assert _is_gone(int(said(log))), "the child of the program is there still"
 
 
+@pytest.mark.slow
+async def test_stop_keeps_its_promise_when_every_program_is_stubborn(tmp_path: Path) -> None:
+    it = Supervisor()
+    it.start(program(tmp_path, STUBBORN))
+    it.start(program(tmp_path, STUBBORN, "redis", last=True))
+    await eventually(lambda: all(said(tmp_path / f"{name}.log") for name in ("thing", "redis")))
+    began = time.monotonic()
+    await it.stop()
+    assert time.monotonic() - began < 10
+
+
 async def test_what_comes_last_outlives_the_others(tmp_path: Path) -> None:
     order = tmp_path / "order"
     code = f"""
