@@ -10,6 +10,7 @@ from cli import local_redis, plan, ports
 from cli.prompt_lengths import PromptTokens
 from cli.recorder import EVENTS, read_records
 from cli.summary import last_of_each_step
+from services.env_search.backend import IndexSpec, build_command
 from services.learner.model_files import find_model
 from shared.config import Config
 from shared.errors import UserError
@@ -112,7 +113,7 @@ class Preflight:
             elif not corpus.stat().st_size:
                 raise UserError(f"search.corpus = '{corpus}' is empty: it needs a JSON line per passage.")
             if c.search.index and not (Path(c.search.index) / "manifest.json").is_file():
-                build = f"headrace index build {corpus} {c.search.index} --backend {c.search.backend}"
+                build = build_command(corpus, Path(c.search.index), IndexSpec.of(c.search))
                 self._absent(UserError(f"search.index = '{c.search.index}' holds no index: build it with `{build}`."))
             if c.search.backend == "dense" and not c.search.encoder:
                 raise UserError("search.backend = 'dense' needs search.encoder, the sentence-embedding model.")

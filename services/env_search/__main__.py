@@ -18,15 +18,7 @@ from shared.http_server import listen
 def main(config: Config) -> None:
     """Open the index and serve. An index of the run's own (no search.index) is built where it is missing."""
     search = config.search
-    spec = IndexSpec(
-        backend=search.backend,
-        k1=search.k1,
-        b=search.b,
-        stemmer=search.stemmer,
-        encoder=search.encoder,
-        query_prefix=search.query_prefix,
-        passage_prefix=search.passage_prefix,
-    )
+    spec = IndexSpec.of(search)
     corpus = Path(search.corpus)
     sock = listen(search.host, search.port, "search.port")
     if search.corpus and not search.index:

@@ -4,12 +4,16 @@ An `IndexSpec` is everything about an index that changes its answers; the manife
 covers it.
 """
 
+import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from shared.settings import Search
 
 NO_DOCUMENT = -1
 
@@ -48,3 +52,17 @@ class IndexSpec:
         """The settings that matter to this backend."""
         names = ("k1", "b", "stemmer") if self.backend == "bm25" else ("encoder", "query_prefix", "passage_prefix")
         return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def of(cls, search: Search) -> "IndexSpec":
+        """The index that a configuration asks for."""
+        return cls(**{field.name: getattr(search, field.name) for field in fields(cls)})
+
+
+def build_command(corpus: Path, out: Path, spec: IndexSpec) -> str:
+    """The command that builds this index: its options have the defaults of IndexSpec, so only the others are named."""
+    words = ["headrace", "index", "build", str(corpus), str(out), "--backend", spec.backend]
+    for name, value in spec.settings().items():
+        if value != getattr(IndexSpec, name):
+            words += ["--" + name.replace("_", "-"), str(value)]
+    return shlex.join(words)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from services.env_search.backend import IndexSpec, Progress, SearchBackend, silent
+from services.env_search.backend import IndexSpec, Progress, SearchBackend, build_command, silent
 from services.env_search.corpus import WHOLE_DIGEST_BYTES, Corpus, corpus_digest
 from services.env_search.manifest import Manifest, describe, fingerprint, read_manifest, write_manifest
 from shared.errors import UserError
@@ -84,7 +84,7 @@ def open_index(corpus_path: Path, directory: Path, spec: IndexSpec) -> OpenIndex
     file_size(corpus_path)
     manifest = read_manifest(directory)
     if manifest is None:
-        raise UserError(f"{directory} holds no index: run `headrace index build {corpus_path} {directory}`.")
+        raise UserError(f"{directory} holds no index: run `{build_command(corpus_path, directory, spec)}`.")
     _refuse_mismatch(corpus_path, directory, spec, manifest)
     corpus = Corpus(corpus_path, np.load(directory / OFFSETS, mmap_mode="r"))
     return OpenIndex(corpus, _open_backend(directory, manifest), manifest)
@@ -124,7 +124,7 @@ def _open_backend(directory: Path, manifest: Manifest) -> SearchBackend:
 
 
 def _refuse_mismatch(corpus_path: Path, directory: Path, spec: IndexSpec, manifest: Manifest) -> None:
-    rebuild = f"build it again with `headrace index build {corpus_path} {directory}`"
+    rebuild = f"build it again with `{build_command(corpus_path, directory, spec)}`"
     if manifest.backend != spec.backend:
         raise UserError(f"{directory} is a {manifest.backend} index but search.backend is {spec.backend}: {rebuild}.")
     for name, value in spec.settings().items():

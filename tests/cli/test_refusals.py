@@ -78,10 +78,9 @@ def test_a_missing_corpus(refused: Callable[..., str]) -> None:
 
 def test_a_missing_index_says_how_to_build_it(refused: Callable[..., str], data_file: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
-    said = refused(
-        "--env.kind", "search", "--search.port", "0", f"--search.corpus={data_file}", f"--search.index={index}"
-    )
-    assert f"build it with `headrace index build {data_file} {index} --backend bm25`" in said
+    files = [f"--search.corpus={data_file}", f"--search.index={index}"]
+    said = refused("--env.kind", "search", "--search.port", "0", *files, "--search.stemmer=none", "--search.k1=1.2")
+    assert f"`headrace index build {data_file} {index} --backend bm25 --k1 1.2 --stemmer none`" in said
 
 
 def test_a_search_run_without_a_corpus_or_a_retriever(refused: Callable[..., str], unused_port: int) -> None:
