@@ -134,7 +134,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
             if not rest or (rest[0].startswith("--") and "." in rest[0]):
                 raise UserError(f"--{key} has no value: write --{key} VALUE.")
             value = rest.pop(0)
-        pairs.append((key, _value(value)))
+        pairs.append((key, _value(key, value)))
     return pairs
 
 
@@ -180,9 +180,13 @@ def _beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _from_environ(environ: Mapping[str, str]) -> list[tuple[str, Any]]:
     pairs = []
     for name in sorted(environ):
-        if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS and "__" in name:
-            section, _, key = name[len(ENV_PREFIX) :].lower().partition("__")
-            pairs.append((f"{section}.{key}", _value(environ[name])))
+        if not name.startswith(ENV_PREFIX) or name in _NOT_SETTINGS:
+            continue
+        section, separator, key = name[len(ENV_PREFIX) :].lower().partition("__")
+        if not separator:
+            raise UserError(f"{name} names no setting: write {ENV_PREFIX}SECTION__KEY, as in {ENV_PREFIX}LEARNER__LR.")
+        dotted = f"{section}.{key}"
+        pairs.append((dotted, _value(dotted, environ[name])))
     return pairs
 
 
@@ -194,7 +198,10 @@ def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
     table[key] = value
 
 
-def _value(text: str) -> Any:
+def _value(dotted: str, text: str) -> Any:
+    """What a word of the command line or a variable means: TOML, but for text settings the text itself."""
+    if _is_text(dotted) and not text.startswith(('"', "'")):
+        return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -203,6 +210,13 @@ def _value(text: str) -> Any:
         return float(text)  # TOML wants a digit before the point: .01
     except ValueError:
         return text
+
+
+def _is_text(dotted: str) -> bool:
+    section, _, key = dotted.partition(".")
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    fields = getattr(sections.get(section), "model_fields", {})
+    return key in fields and fields[key].annotation is str
 
 
 def _toml_value(value: Any) -> str:

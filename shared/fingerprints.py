@@ -1,7 +1,9 @@
 """What makes a stored group incomparable with today's configuration when it changes (method.md, section 8).
 
-    tokenizer   the tokenizer's files        template   the chat template and the environment's prompt
-    reward      the reward's settings        index      what the retrieval service says of its index
+    tokenizer   the tokenizer's files
+    template    the chat template, the environment's prompt and limits, the sampling temperature
+    reward      the reward's settings
+    index       what the retrieval service says of its index
 
 A stored group whose fingerprints differ is dropped: its tokens, rewards or passages mean something else now.
 """
@@ -29,6 +31,7 @@ def fingerprints(config: Config, model_dir: Path, index: str) -> dict[str, str]:
     """The fingerprints of groups made under this configuration. `index`: from the retrieval service, or empty."""
     c = config
     rules = f"{c.env.kind}|{c.env.prompt}|{c.env.max_turns}|{c.env.topk}|{c.env.max_observation_tokens}"
+    rules += f"|{c.rollout.temperature}"  # log-probabilities of another temperature cannot be compared
     return {
         "tokenizer": digest(*_contents(model_dir, _TOKENIZER_FILES)),
         "template": digest(rules, *_contents(model_dir, _TEMPLATE_FILES)),

@@ -1,6 +1,7 @@
 """An HTTP server inside a service's event loop: the socket is bound first, and signals stay the service's own."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise UserError(f"{host}:{port} cannot be opened ({reason}): free it, or set {setting}.") from None
 
 

@@ -6,6 +6,7 @@ whose reply was lost has delivered its entries, and a silent second read would l
 repeat what they may repeat, and `Inbox` asks for its pending entries again after any error.
 """
 
+import asyncio
 import time
 
 import redis
@@ -19,6 +20,7 @@ from shared.errors import UserError
 
 BLOCK_MS = 1000
 SOCKET_TIMEOUT_S = 20.0
+TRY_S = 0.3
 MINIMUM_VERSION = (6, 2)  # XAUTOCLAIM
 
 _OPTIONS: dict = {
@@ -38,6 +40,27 @@ def connect_async(url: str) -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_url(_checked(url), retry=AsyncRetry(NoBackoff(), 0), **_options(url))
 
 
+class RedisAway(UserError):
+    """The server does not answer."""
+
+    def __init__(self, url: str, wait_s: float, error: redis.RedisError) -> None:
+        self.error = error
+        cause = str(error).rstrip(".").replace(". ", ": ")  # one sentence out of several
+        shown = without_password(url)
+        super().__init__(f"Redis at {shown} did not answer within {wait_s:g} s ({cause}): start it, or mend redis.url.")
+
+
+async def until_up(url: str, wait_s: float) -> None:
+    """`wait_until_up` for an event loop, in tries so short that a service told to stop leaves at once."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return await asyncio.to_thread(wait_until_up, url, TRY_S)
+        except RedisAway as away:
+            if time.monotonic() >= deadline:
+                raise RedisAway(url, wait_s, away.error) from None
+
+
 def wait_until_up(url: str, wait_s: float) -> None:
     """Return once the server answers and can be used; UserError says what is wrong otherwise."""
     client = connect(url)
@@ -55,10 +78,7 @@ def wait_until_up(url: str, wait_s: float) -> None:
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 last = error
             if time.monotonic() >= deadline:
-                cause = str(last).rstrip(".").replace(". ", ": ")  # one sentence out of several
-                raise UserError(
-                    f"Redis at {shown} did not answer within {wait_s:g} s ({cause}): start it, or mend redis.url."
-                ) from None
+                raise RedisAway(url, wait_s, last) from None
             time.sleep(0.1)
     finally:
         client.close()

@@ -33,9 +33,19 @@ def main(service: str, serve: Callable[[Config], None]) -> None:
     set_up_logging(service)
     try:
         serve(load_service_config())
-    except UserError as error:
+    except (UserError, BaseExceptionGroup) as group:
+        error = first_error(group)
+        if not isinstance(error, UserError):
+            raise
         print(f"{service}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first leaf of a group of errors: what ended a TaskGroup."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _until_signalled(work: Coroutine[None, None, None]) -> None:

@@ -106,8 +106,8 @@ class Replay(Section):
     select: int = Field(default=0, ge=0)  # r: replayed groups of a step, at most; 0: half of learner.batch
     tau: float = Field(default=1e-2, ge=0)  # the gate on Drift
     capacity: int = Field(default=512, ge=0)  # groups
-    unit: int = Field(default=1, ge=1)  # accepted groups are cut to a multiple of this
-    max_lag: int = Field(default=0, ge=0)  # versions; 0: the paper's synchronous loop; 1 overlaps generation and training
+    unit: int = Field(default=1, ge=1)  # accepted groups are cut to a multiple of this: the micro-batch unit
+    max_lag: int = Field(default=0, ge=0)  # versions; 0: synchronous, as the paper; 1: overlapped
     scan_chunk: int = Field(default=16, ge=1)  # groups per scan request
     max_attempts: int = Field(default=3, ge=1)  # of one task, before it is counted as lost
     free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan

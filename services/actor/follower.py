@@ -49,24 +49,24 @@ class Follower:
     async def run(self) -> None:
         """The newest notice there is, then each new one as it is pushed; notices that were overtaken are skipped.
 
-        A refused version is tried again every TRY_AGAIN_S until a newer one comes: its files may have been late.
+        A version whose files are not there is tried again every TRY_AGAIN_S until a newer one comes: they may be late.
         """
         client, stream = self.wire.client, self.wire.keys.weights
         notices: Any = await self.wire.call(lambda: client.xrevrange(stream, count=1))
         last: Any = b"0"
-        refused, tried, newest = False, 0.0, b""
+        missing, tried, newest = False, 0.0, b""
         while True:
             if notices:
                 last, fields = notices[-1]
                 newest = fields[FIELD]
-                refused, tried = not await self._adopt(newest), time.monotonic()
+                missing, tried = not await self._adopt(newest), time.monotonic()
             reply: Any = await self.wire.call(lambda last=last: client.xread({stream: last}, 64, BLOCK_MS))
             notices = reply[0][1] if reply else []
-            if refused and not notices and time.monotonic() - tried >= TRY_AGAIN_S:
+            if missing and not notices and time.monotonic() - tried >= TRY_AGAIN_S:
                 notices = [(last, {FIELD: newest})]
 
     async def _adopt(self, data: bytes) -> bool:
-        """Swap the announced version in; False when it was refused."""
+        """Swap the announced version in; False when it was refused because its files are missing."""
         try:
             notice = decode(data, WeightsNotice)
         except Malformed as error:
@@ -75,13 +75,13 @@ class Follower:
         if notice.version == self.engine.version:
             return True
         directory = self.config.weights_dir / notice.location
+        there = await _wait_for_files(directory)
         try:
-            await _wait_for_files(directory)
             async with asyncio.timeout(self.config.weights.swap_timeout_s):
                 stall = await self.engine.swap(notice, directory)
         except CanaryRefused as error:
             await self._refuse(notice, error)
-            return False
+            return there
         except TimeoutError:
             raise EngineFailed(f"the swap to weights {notice.version} did not end within its time limit") from None
         self.swaps += 1
@@ -103,9 +103,10 @@ class Follower:
         await self.wire.emit("refused", actor=self.wire.name, version=str(notice.version), reason=str(error))
 
 
-async def _wait_for_files(directory: Path) -> None:
-    """A network folder may show a directory a little after it is announced."""
+async def _wait_for_files(directory: Path) -> bool:
+    """Whether the directory is there; a network folder may show it a little after it is announced."""
     for _ in range(20):
         if await asyncio.to_thread(directory.is_dir):
-            return
+            return True
         await asyncio.sleep(0.1)
+    return False

@@ -26,7 +26,8 @@ from services.actor.wire import Wire
 from shared.config import Config
 from shared.fingerprints import fingerprints
 from shared.metrics import serve_metrics, watch_loop_lag
-from shared.redis_client import wait_until_up
+from shared.redis_client import until_up
+from shared.service import first_error
 
 log = logging.getLogger("headrace")
 LEAVE_S = 2.0  # for each of the two parts of leaving
@@ -34,7 +35,7 @@ LEAVE_S = 2.0  # for each of the two parts of leaving
 
 async def serve(config: Config, engine: Engine | None = None) -> None:
     """Run until cancelled. Raises UserError for what a person can mend, EngineFailed when the engine is broken."""
-    await asyncio.to_thread(wait_until_up, config.redis.url, config.redis.wait_s)
+    await until_up(config.redis.url, config.redis.wait_s)
     actor = Actor(config, engine or make_engine(config))
     try:
         await actor.run()
@@ -69,7 +70,7 @@ class Actor:
                 loops.create_task(self.tasks.run(player, marks))
                 loops.create_task(heartbeat.watch_engine(self.engine, lambda: self.engine.requests > 0, stuck_s))
         except BaseExceptionGroup as group:
-            error = _first(group)
+            error = first_error(group)
             if isinstance(error, EngineFailed):
                 log.error("%s", error)
                 async with asyncio.timeout(LEAVE_S):
@@ -153,11 +154,3 @@ class Actor:
         }
         await self.wire.call(lambda: heartbeat.report(self.wire.client, self.wire.keys, self.wire.name, fields))
         await self.wire.call(self.tasks.renew)
-
-
-def _first(group: BaseExceptionGroup) -> BaseException:
-    """The first leaf of a group of errors: what ended the actor."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -13,12 +13,12 @@ async def serve(config: Config) -> None:
     from shared.http_server import listen, serve_http
     from shared.metrics import watch_loop_lag
     from shared.prompts import open_prompts
-    from shared.redis_client import connect_async, wait_until_up
+    from shared.redis_client import connect_async, until_up
 
     sock = listen(config.replay.host, config.replay.port, "replay.port")
     train = open_prompts(config.data.train)
     held_out = open_prompts(config.data.eval) if config.data.eval else None
-    await asyncio.to_thread(wait_until_up, config.redis.url, config.redis.wait_s)
+    await until_up(config.redis.url, config.redis.wait_s)
     replay = Replay(config, connect_async(config.redis.url), train, held_out)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(replay.run())

@@ -114,6 +114,7 @@ class Replay:
         while True:
             await asyncio.sleep(WATCH_S)
             raise_if_cancelled()
+            await self.store.check_epoch()
             self.waiting_for, self.waiting_s = watch.waiting()
             if await watch.look(state):
                 await arrived.put([])  # wakes the worker

@@ -211,12 +211,19 @@ class Store:
         async with self.client.pipeline(transaction=True) as pipe:
             epoch = _table(self.keys, "epoch")
             await pipe.watch(epoch)
-            if int(await pipe.get(epoch) or 0) != self._epoch:
-                raise Superseded("another replay process has taken over this run: this one leaves.")
+            self._check(await pipe.get(epoch))
             pipe.multi()
             yield Transaction(state, self.keys, pipe)
             pipe.set(_table(self.keys, "state"), msgspec.json.encode(state.counters))
             await pipe.execute()
+
+    async def check_epoch(self) -> None:
+        """Raise Superseded when another process has taken over; for one that has nothing to write."""
+        self._check(await self.client.get(_table(self.keys, "epoch")))
+
+    def _check(self, epoch: bytes | None) -> None:
+        if int(epoch or 0) != self._epoch:
+            raise Superseded("another replay process has taken over this run: this one leaves.")
 
     async def _read(self, table: str, kind: Any) -> dict[str, Any]:
         decoder = msgspec.msgpack.Decoder(kind)

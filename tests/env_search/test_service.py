@@ -105,4 +105,4 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(corpus_file: Path, tmp
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refused(corpus=corpus_file, index=tmp_path / "index", port=port)
-    assert f"Cannot listen on 127.0.0.1:{port} (Address already in use)" in said
+    assert f"127.0.0.1:{port} cannot be opened (Address already in use)" in said

@@ -59,3 +59,16 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("[run\nname = 1")
     with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
         config.load(broken, [], {})
+
+
+@pytest.mark.parametrize("name", ["001", "123", "2026-01-05", "nan", "true", "1e3"])
+def test_a_text_setting_is_the_text(name):
+    assert config.load(None, ["--run.name", name], {}).run.name == name
+    assert config.load(None, [], {"HEADRACE_WEIGHTS__DIR": name}).weights.dir == name
+
+
+def test_a_variable_that_names_no_setting_is_refused():
+    with pytest.raises(UserError, match="HEADRACE_LEARNER_LR names no setting: write HEADRACE_SECTION__KEY"):
+        config.load(None, [], {"HEADRACE_LEARNER_LR": "2e-6"})
+    with pytest.raises(UserError, match=r"did you mean 'learner.lr'"):
+        config.load(None, [], {"HEADRACE_LEARNER__LRR": "2e-6"})

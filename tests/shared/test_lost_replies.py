@@ -18,6 +18,7 @@ class CuttingProxy:
         host, _, self.credentials = url.removeprefix("redis://").partition("@")[2], "", url.partition("@")[0]
         self.port = int(host.partition(":")[2].partition("/")[0])
         self.word, self.cuts = word, 0
+        self.connections: list[asyncio.Task] = []
 
     async def __aenter__(self) -> "CuttingProxy":
         self.server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
@@ -27,8 +28,11 @@ class CuttingProxy:
 
     async def __aexit__(self, *error: object) -> None:
         self.server.close()
+        await asyncio.wait_for(asyncio.gather(*self.connections, return_exceptions=True), 5)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if this := asyncio.current_task():
+            self.connections.append(this)
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
         await asyncio.gather(self._pass(reader, up_writer, False), self._pass(up_reader, writer, True))
         for end in (writer, up_writer):

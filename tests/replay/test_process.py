@@ -1,0 +1,105 @@
+"""The replay service as a process of its own, from HEADRACE_* variables alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli.ports import free_port
+
+ATLAS = Path(__file__).resolve().parents[2] / "examples" / "atlas" / "data"
+
+
+@pytest.fixture
+def start(redis_url, tmp_path):
+    """Starts `python -m services.replay` with these settings; everything is gone afterwards."""
+    running: list[subprocess.Popen] = []
+
+    def run(**settings: str | int) -> subprocess.Popen:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+        given = {
+            "RUN__NAME": "alone",
+            "RUN__ROOT": str(tmp_path),
+            "DATA__TRAIN": str(ATLAS / "train.jsonl"),
+            "REDIS__URL": redis_url,
+            "REPLAY__PORT": str(free_port()),
+            "LEARNER__BATCH": "4",
+        } | {k: str(v) for k, v in settings.items()}
+        env = inherited | {f"HEADRACE_{k}": v for k, v in given.items()}
+        command = [sys.executable, "-m", "services.replay"]
+        running.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def wait_ready(port: int) -> dict:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/health")
+            if answer.status_code == 200:
+                return answer.json()
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < deadline, "replay did not come up"
+        time.sleep(0.1)
+
+
+def said(process: subprocess.Popen, code: int) -> str:
+    """What it printed on ending with `code`: one line, no trace."""
+    _, text = process.communicate(timeout=20)
+    lines = [line for line in text.splitlines() if line and " WARNING " not in line]
+    assert process.returncode == code and "Traceback" not in text, text
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def test_it_comes_up_from_variables_alone_and_leaves_at_once_on_a_signal(start):
+    port = free_port()
+    process = start(REPLAY__PORT=port)
+    health = wait_ready(port)
+    assert health["run"] == "alone" and health["waiting_for"] in ("Redis", "the learner to come up")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 0 and time.monotonic() - began < 5
+
+
+def test_a_signal_is_heeded_while_redis_is_away(start):
+    process = start(REDIS__URL=f"redis://127.0.0.1:{free_port()}/0", REDIS__WAIT_S=60)
+    time.sleep(3)
+    assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+
+
+def test_each_mistake_is_one_sentence_and_status_2(start, tmp_path):
+    assert "did not answer within 0.5 s" in said(start(REDIS__URL="redis://127.0.0.1:1/0", REDIS__WAIT_S=0.5), 2)
+    assert "nowhere.jsonl" in said(start(DATA__TRAIN="nowhere.jsonl"), 2)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"question": "a", "answer": "b"}\n{"question": "c"}\n')
+    assert "redis.url" in said(start(REDIS__URL="localhost:6379"), 2)
+    port = free_port()
+    start(REPLAY__PORT=port)
+    wait_ready(port)
+    assert f"127.0.0.1:{port} cannot be opened" in said(start(REPLAY__PORT=port), 2)
+
+
+def test_a_process_that_is_replaced_says_so(start):
+    ports = [free_port(), free_port()]
+    old = start(REPLAY__PORT=ports[0])
+    wait_ready(ports[0])
+    start(REPLAY__PORT=ports[1])
+    wait_ready(ports[1])
+    assert "another replay process has taken over" in said(old, 2)
