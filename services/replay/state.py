@@ -221,7 +221,7 @@ class Store:
         """Raise Superseded when another process has taken over; for one that has nothing to write."""
         self._check(await self.client.get(_table(self.keys, "epoch")))
 
-    def _check(self, epoch: bytes | None) -> None:
+    def _check(self, epoch: bytes | str | None) -> None:
         if int(epoch or 0) != self._epoch:
             raise Superseded("another replay process has taken over this run: this one leaves.")
 
