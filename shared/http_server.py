@@ -33,4 +33,5 @@ class HttpServer(uvicorn.Server):
 async def serve_http(app: Any, sock: socket.socket) -> None:
     """Answer requests on `sock` until cancelled; closes it."""
     with sock:
-        await HttpServer(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")).serve(sockets=[sock])
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        await HttpServer(config).serve(sockets=[sock])
