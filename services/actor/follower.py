@@ -10,6 +10,7 @@ from typing import Any
 from services.actor import metrics
 from services.actor.engine import CanaryRefused, Engine, EngineFailed
 from services.actor.wire import Wire
+from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.messages import Malformed, WeightsNotice, decode
 from shared.redis_client import BLOCK_MS
@@ -56,6 +57,7 @@ class Follower:
         last: Any = b"0"
         missing, tried, newest = False, 0.0, b""
         while True:
+            raise_if_cancelled()
             if notices:
                 last, fields = notices[-1]
                 newest = fields[FIELD]

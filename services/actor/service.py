@@ -23,6 +23,7 @@ from services.actor.rollout import Budget, Player
 from services.actor.tasks import Tasks
 from services.actor.text import Codec
 from services.actor.wire import Wire
+from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.fingerprints import fingerprints
 from shared.metrics import serve_metrics, watch_loop_lag
@@ -130,6 +131,7 @@ class Actor:
 
     async def _report(self) -> None:
         while True:
+            raise_if_cancelled()
             await self._beat()
             await asyncio.sleep(self.config.actor.heartbeat_s)
 

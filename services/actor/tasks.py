@@ -20,6 +20,7 @@ from services.actor.rollout import Player
 from services.actor.transcript import is_shown, transcript_event
 from services.actor.wire import Wire
 from shared import streams
+from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import Malformed, Task, decode, encode
@@ -51,6 +52,7 @@ class Tasks:
         """
         await self.wire.call(self.inbox.create)
         while True:
+            raise_if_cancelled()
             if self._failed is not None:
                 raise self._failed
             free = self._free_groups()

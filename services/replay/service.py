@@ -113,10 +113,11 @@ class Replay:
         """Every WATCH_S seconds: what has become of the tasks, and how long has nothing happened?"""
         while True:
             await asyncio.sleep(WATCH_S)
-            raise_if_cancelled()
             await self.store.check_epoch()
             self.waiting_for, self.waiting_s = watch.waiting()
-            if await watch.look(state):
+            something = await watch.look(state)
+            raise_if_cancelled()
+            if something:
                 await arrived.put([])  # wakes the worker
 
     def _apply(self, state: State, tx: Transaction, entry: Entry) -> None:
@@ -245,6 +246,7 @@ class Replay:
 
 async def _forward(inbox: Inbox, queue: asyncio.Queue[list[Entry]]) -> None:
     while True:
-        raise_if_cancelled()
-        if entries := await inbox.read(READ_COUNT):
+        entries = await inbox.read(READ_COUNT)
+        raise_if_cancelled()  # before a queue that nobody may be emptying any more
+        if entries:
             await queue.put(entries)
