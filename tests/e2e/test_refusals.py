@@ -89,7 +89,7 @@ def test_an_unknown_key(refusal: Refusal) -> None:
 
 
 def test_a_missing_corpus(refusal: Refusal) -> None:
-    said = refusal(search={"port": 0, "corpus": "nowhere.jsonl"}, env={"url": "http://127.0.0.1:8000"})
+    said = refusal(search={"port": 0, "corpus": "nowhere.jsonl"})
     assert re.search(r"search\.corpus = '.*nowhere\.jsonl' is not a file: write the path", said)
 
 
