@@ -11,13 +11,14 @@ directory.
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from shared import settings
+from shared.contradictions import contradictions
 from shared.errors import UserError
 
 ENV_PREFIX = "HEADRACE_"
@@ -244,42 +245,5 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _refuse_contradictions(config: Config, where: str) -> None:
-    for sentence in _contradictions(config):
+    for sentence in contradictions(config):
         raise UserError(f"{where}: {sentence}")
-
-
-def _contradictions(c: Config) -> Iterator[str]:
-    b, m, r, unit = c.learner.batch, c.learner.mini_batch, c.replay_groups, c.replay.unit
-    prompt, turn, whole = c.rollout.max_prompt_tokens, c.rollout.max_turn_tokens, c.rollout.max_tokens
-    if m and b % m:
-        yield (
-            f"learner.batch = {b} is not a multiple of learner.mini_batch = {m} ({b} = {b // m} x {m} + {b % m}): "
-            f"set learner.batch to {b - b % m or m} or {(b // m + 1) * m}."
-        )
-    if c.replay.policy != "none" and r == 0:
-        yield f"replay.policy = '{c.replay.policy}' with learner.batch = {b} replays nothing: set replay.select."
-    if c.replay.policy != "none" and r % unit:
-        yield (
-            f"replay.select = {r} is not a multiple of replay.unit = {unit}: "
-            f"the groups beyond {r - r % unit} could never be used."
-        )
-    if c.replay.policy != "none" and c.replay.capacity < r:
-        yield (
-            f"replay.capacity = {c.replay.capacity} cannot hold the replay.select = {r} groups of a step: "
-            f"2 to 4 times learner.batch ({2 * b} to {4 * b}) is the useful range."
-        )
-    if prompt + turn > whole:
-        yield (
-            f"rollout.max_prompt_tokens + rollout.max_turn_tokens = {prompt} + {turn} = {prompt + turn} exceeds "
-            f"rollout.max_tokens = {whole}: a full prompt would leave no room for one turn."
-        )
-    if c.rollout.top_p != 1.0 or c.rollout.top_k not in (0, -1):
-        yield (
-            f"rollout.top_p = {c.rollout.top_p} and rollout.top_k = {c.rollout.top_k}: training needs top_p = 1 and "
-            "top_k = 0, because a cut distribution makes the policy ratio biased."
-        )
-    if c.learner.kl > 0 and not c.model.kl_reference:
-        yield "learner.kl > 0 needs model.kl_reference, the frozen model it measures to."
-    for name, topk in (("search.topk", c.search.topk), ("env.topk", c.env.topk)):
-        if topk > c.search.max_topk:
-            yield f"{name} = {topk} exceeds search.max_topk = {c.search.max_topk}."

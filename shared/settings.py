@@ -4,9 +4,16 @@ Every field is a setting somebody turns. Units are in the names: `_s` seconds, `
 counts say tokens. Settings that contradict each other are refused in `shared.config`, with the arithmetic shown.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _number_as_text(value: object) -> object:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Delay = Annotated[str, BeforeValidator(_number_as_text)]
 
 
 class Section(BaseModel):
@@ -52,6 +59,7 @@ class Env(Section):
     max_observation_tokens: int = Field(default=500, ge=8)
     timeout_s: float = Field(default=10.0, gt=0)
     retries: int = Field(default=4, ge=0)
+    latency: Delay = ""  # s added to each retrieval: 2.0, uniform(1, 3) or lognormal(1.5, 0.6): median, sigma
 
 
 class Reward(Section):
@@ -102,7 +110,7 @@ class Actor(Section):
 class Replay(Section):
     """Selection, admission and the buffer."""
 
-    policy: Literal["none", "naive", "uniform", "headroom_drift"] = "headroom_drift"
+    policy: str = "headroom_drift"  # a module of services/replay/policies: the replay service knows which there are
     select: int = Field(default=0, ge=0)  # r: replayed groups of a step, at most; 0: half of learner.batch
     tau: float = Field(default=1e-2, ge=0)  # the gate on Drift
     capacity: int = Field(default=512, ge=0)  # groups
@@ -110,6 +118,9 @@ class Replay(Section):
     max_lag: int = Field(default=0, ge=0)  # versions; 0: synchronous, as the paper; 1: overlapped
     scan_chunk: int = Field(default=16, ge=1)  # groups per scan request
     max_attempts: int = Field(default=3, ge=1)  # of one task, before it is counted as lost
+    max_refill_rounds: int = Field(
+        default=10, ge=1
+    )  # policy dapo: batches' worth of groups dropped in one step, at most
     free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan
     max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
     host: str = "127.0.0.1"

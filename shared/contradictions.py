@@ -1,0 +1,70 @@
+"""Settings that are each valid and cannot work together: one sentence each, with the arithmetic. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shared.errors import UserError
+from shared.latency import parse_latency
+
+if TYPE_CHECKING:
+    from shared.config import Config
+
+
+def contradictions(c: Config) -> Iterator[str]:
+    """What is wrong with `c`; nothing when it can run."""
+    b, m, r, unit = c.learner.batch, c.learner.mini_batch, c.replay_groups, c.replay.unit
+    prompt, turn, whole = c.rollout.max_prompt_tokens, c.rollout.max_turn_tokens, c.rollout.max_tokens
+    if m and b % m:
+        yield (
+            f"learner.batch = {b} is not a multiple of learner.mini_batch = {m} ({b} = {b // m} x {m} + {b % m}): "
+            f"set learner.batch to {b - b % m or m} or {(b // m + 1) * m}."
+        )
+    if c.replay.policy != "none" and r == 0:
+        yield f"replay.policy = '{c.replay.policy}' with learner.batch = {b} replays nothing: set replay.select."
+    if c.replay.policy != "none" and r % unit:
+        yield (
+            f"replay.select = {r} is not a multiple of replay.unit = {unit}: "
+            f"the groups beyond {r - r % unit} could never be used."
+        )
+    if c.replay.policy != "none" and c.replay.capacity < r:
+        yield (
+            f"replay.capacity = {c.replay.capacity} cannot hold the replay.select = {r} groups of a step: "
+            f"2 to 4 times learner.batch ({2 * b} to {4 * b}) is the useful range."
+        )
+    if prompt + turn > whole:
+        yield (
+            f"rollout.max_prompt_tokens + rollout.max_turn_tokens = {prompt} + {turn} = {prompt + turn} exceeds "
+            f"rollout.max_tokens = {whole}: a full prompt would leave no room for one turn."
+        )
+    if c.rollout.top_p != 1.0 or c.rollout.top_k not in (0, -1):
+        yield (
+            f"rollout.top_p = {c.rollout.top_p} and rollout.top_k = {c.rollout.top_k}: training needs top_p = 1 and "
+            "top_k = 0, because a cut distribution makes the policy ratio biased."
+        )
+    if c.learner.kl > 0 and not c.model.kl_reference:
+        yield "learner.kl > 0 needs model.kl_reference, the frozen model it measures to."
+    yield from _latency_contradictions(c)
+    for name, topk in (("search.topk", c.search.topk), ("env.topk", c.env.topk)):
+        if topk > c.search.max_topk:
+            yield f"{name} = {topk} exceeds search.max_topk = {c.search.max_topk}."
+
+
+def _latency_contradictions(c: Config) -> Iterator[str]:
+    try:
+        latency = parse_latency(c.env.latency)
+    except UserError as error:
+        yield str(error)
+        return
+    if latency is None:
+        return
+    if c.env.kind != "search":
+        yield f"env.latency = '{c.env.latency}' is added to retrieval calls, and env.kind = '{c.env.kind}' makes none."
+    whole = latency.mean * c.env.max_turns
+    if whole >= c.rollout.deadline_s:
+        yield (
+            f"env.latency = '{c.env.latency}' is {latency.mean:g} s a call on average, so env.max_turns = "
+            f"{c.env.max_turns} calls take {whole:g} s and every such rollout would run into rollout.deadline_s = "
+            f"{c.rollout.deadline_s:g}: raise it, or lower the latency."
+        )
