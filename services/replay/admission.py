@@ -11,7 +11,9 @@ first.
 
 Proof that waiting suffices: tasks due by t are among the first (t + 1) b, and `choose_fresh` keeps the invariant that
 what is untrained and due by t is at most (t - s) b after step s: the room that the steps up to t still have. A failed
-task that is issued again gets the version of that moment, hence a later due step; lost tasks leave the count.
+task that is issued again gets the version of that moment, hence a later due step. Lost tasks leave the count, and so do
+groups that a policy drops on arrival: what is untrained only falls, and what replaces them is issued under the version
+of that moment, when (L + 1) b at most are untrained, like any other task.
 """
 
 from collections.abc import Iterable
@@ -27,7 +29,10 @@ class Fresh(NamedTuple):
 
 
 def tasks_to_issue(issued: int, lost: int, version: int, batch: int, max_lag: int, steps: int) -> int:
-    """How many new tasks may start now. Lost tasks are replaced; no more is generated than `steps` steps train."""
+    """How many new tasks may start now; no more than `steps` steps train.
+
+    lost: tasks that no step will train, because they were given up or their groups were dropped; they are replaced.
+    """
     allowed = min((max_lag + version + 1) * batch, steps * batch) + lost
     return max(0, allowed - issued)
 

@@ -31,13 +31,16 @@ class Superseded(RuntimeError):
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """Numbers of the run so far; `issued - lost` is what admission compares with its allowance."""
+    """Numbers of the run so far; `issued - gone` is what admission compares with its allowance."""
 
     started: float  # unix seconds
     step: int = 0  # the next step to be trained
     version: Version | None = None  # the learner's, None until it says hello
     issued: int = 0  # training tasks
     lost: int = 0  # training tasks given up after max_attempts
+    filtered: int = 0  # usable training groups that the policy left untrained
+    refilled: int = 0  # of them, dropped on arrival and replaced by other tasks
+    refilled_in_step: int = 0  # since the last trained step
     failed: int = 0  # attempts that brought nothing usable
     duplicates: int = 0  # groups that were there already
     generated: int = 0  # usable training groups
@@ -56,6 +59,11 @@ class Counters(msgspec.Struct, kw_only=True):
     memory_full: bool = False
     fingerprints: dict[str, str] = {}
 
+    @property
+    def gone(self) -> int:
+        """Tasks that were issued and that no step will train."""
+        return self.lost + self.refilled
+
 
 class FreshGroup(msgspec.Struct, frozen=True):
     """A group that has arrived, with the last step it may be trained at."""
@@ -71,6 +79,7 @@ class Composed(msgspec.Struct, frozen=True, kw_only=True):
     replay: list[str]
     fresh: list[str]
     stats: dict[str, Any]
+    left_out: list[str] = []  # fresh groups that the step took and the batch does not hold
 
 
 class Retired(msgspec.Struct, frozen=True):

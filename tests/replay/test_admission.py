@@ -8,10 +8,18 @@ from hypothesis import strategies as st
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
 
 
-def run_system(batch: int, max_lag: int, steps: int, durations: list[float], failures: set[int]) -> list[list[tuple]]:
-    """An event-driven simulation: tasks take `durations` (cyclic), a task in `failures` fails once. Returns, per step,
-    (number, version it was issued under) of its groups. Asserts that it never stalls."""
-    version, issued, clock, place = 0, 0, 0.0, 0
+def run_system(
+    batch: int,
+    max_lag: int,
+    steps: int,
+    durations: list[float],
+    failures: set[int],
+    dropped: frozenset[int] | set[int] = frozenset(),
+) -> list[list[tuple]]:
+    """An event-driven simulation: tasks take `durations` (cyclic), a task in `failures` fails once, a group in `dropped`
+    is dropped on arrival. Returns, per step, (number, version it was issued under) of its groups. Asserts that it
+    never stalls."""
+    version, issued, gone, clock, place = 0, 0, 0, 0.0, 0
     running: list[tuple[float, int, int, int]] = []  # end, number, version, attempt
     arrived: list[tuple[Fresh, int]] = []
     trained: list[list[tuple]] = []
@@ -22,7 +30,7 @@ def run_system(batch: int, max_lag: int, steps: int, durations: list[float], fai
         place += 1
 
     while version < steps:
-        for _ in range(tasks_to_issue(issued, 0, version, batch, max_lag, steps)):
+        for _ in range(tasks_to_issue(issued, gone, version, batch, max_lag, steps)):
             start(issued, 0)
             issued += 1
         chosen = choose_fresh([f for f, _ in arrived], [v + max_lag for _, _, v, _ in running], version, batch)
@@ -36,6 +44,8 @@ def run_system(batch: int, max_lag: int, steps: int, durations: list[float], fai
         clock, number, started, attempt = heapq.heappop(running)
         if number in failures and attempt == 0:
             start(number, 1)
+        elif number in dropped:
+            gone += 1
         else:
             arrived.append((Fresh(started + max_lag, number, f"g{number}"), started))
     return trained
@@ -55,6 +65,23 @@ def test_no_group_is_trained_beyond_max_lag_and_none_is_skipped(batch, max_lag, 
         assert all(0 <= step - version <= max_lag for _, version in groups)
     numbers = [number for groups in trained for number, _ in groups]
     assert sorted(numbers) == list(range(12 * batch))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    batch=st.integers(1, 6),
+    max_lag=st.integers(0, 4),
+    durations=st.lists(st.floats(0.01, 100.0), min_size=1, max_size=40),
+    failures=st.sets(st.integers(0, 100), max_size=10),
+    dropped=st.sets(st.integers(0, 200), max_size=120),
+)
+def test_groups_dropped_on_arrival_are_replaced_within_the_same_bound(batch, max_lag, durations, failures, dropped):
+    trained = run_system(batch, max_lag, 12, durations, failures, dropped)
+    for step, groups in enumerate(trained):
+        assert len(groups) == batch
+        assert all(0 <= step - version <= max_lag for _, version in groups)
+    numbers = [number for groups in trained for number, _ in groups]
+    assert sorted(numbers) == [n for n in range(max(numbers) + 1) if n not in dropped][: len(numbers)]
 
 
 def test_max_lag_zero_is_the_synchronous_loop():
