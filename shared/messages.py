@@ -95,10 +95,14 @@ class GroupHeader(Message, frozen=True, tag="group"):
         return [r for r in self.rewards if r is not None]
 
     @property
+    def right(self) -> int:
+        """How many of the scored rollouts are right."""
+        return sum(c for c, r in zip(self.correct, self.rewards, strict=True) if r is not None)
+
+    @property
     def mixed(self) -> bool:
         """Whether some, but not all, of the scored rollouts are right (method.md, section 3.1)."""
-        right = [c for c, r in zip(self.correct, self.rewards, strict=True) if r is not None]
-        return 0 < sum(right) < len(right)
+        return 0 < self.right < len(self.scored)
 
 
 class Scan(Message, frozen=True, tag="scan"):
@@ -139,11 +143,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     entropy: float = 0.0  # mean -log p of the stored tokens
     headroom_ref: float | None = None  # Headroom under l_ref; sent when the group is fresh
     engine_gap: float | None = None  # mean (l_ref - l_gen)^2; sent when the group is fresh
+    sum_abs_d: float = 0.0
+    measure: str = "l2"  # replay.drift of the learner that made it
 
     @property
     def drift(self) -> float:
-        """mean d^2 over T(g)."""
-        return self.sum_d2 / self.tokens
+        """mean d^2 over T(g), or mean |d| where `measure` is "l1"."""
+        return (self.sum_abs_d if self.measure == "l1" else self.sum_d2) / self.tokens
 
 
 class Hello(Message, frozen=True, tag="hello"):

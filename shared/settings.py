@@ -6,7 +6,7 @@ counts say tokens. Settings that contradict each other are refused in `shared.co
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _number_as_text(value: object) -> object:
@@ -67,6 +67,8 @@ class Reward(Section):
 
     kind: Literal["em", "f1", "math"] = "em"
     format_score: bool = False  # add Search-R1's graded score for a well-formed transcript
+    overlong_tokens: int = Field(default=0, ge=0)  # fewer left before a length limit cost part of the penalty; 0: off
+    overlong_penalty: float = Field(default=1.0, gt=0)  # taken from the reward where none are left
 
 
 class Rollout(Section):
@@ -113,6 +115,8 @@ class Replay(Section):
     policy: str = "headroom_drift"  # a module of services/replay/policies: the replay service knows which there are
     select: int = Field(default=0, ge=0)  # r: replayed groups of a step, at most; 0: half of learner.batch
     tau: float = Field(default=1e-2, ge=0)  # the gate on Drift
+    drift: Literal["l2", "l1"] = "l2"  # mean d^2 or mean |d|; tau is in the same measure
+    headroom: Literal["sign", "advantage"] = "sign"  # of the advantage only its sign, or weighted by |A|
     capacity: int = Field(default=512, ge=0)  # groups
     unit: int = Field(default=1, ge=1)  # accepted groups are cut to a multiple of this: the micro-batch unit
     max_lag: int = Field(default=0, ge=0)  # versions; 0: synchronous, as the paper; 1: overlapped
@@ -127,15 +131,29 @@ class Replay(Section):
     port: int = Field(default=8001, ge=0, le=65535)
 
 
+# What a loss takes where the configuration does not say otherwise; the numbers are those of its paper (docs/method.md).
+PUBLISHED: dict[str, dict[str, float | str]] = {
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28},
+    "dr_grpo": {"advantage": "mean"},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"clip_low": 1.0, "clip_high": 4.0},
+}
+
+
 class Learner(Section):
     """The optimiser and its loop."""
 
     batch: int = Field(default=64, ge=1)  # b: fresh groups of a step
     mini_batch: int = Field(default=0, ge=0)  # groups per optimiser step; 0: the whole batch in one
     micro_tokens: int = Field(default=16384, ge=64)  # tokens per forward, padding included
-    loss: Literal["grpo"] = "grpo"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.2, gt=0)
+    loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
+    advantage: Literal["std", "mean"] = "std"  # r - mean r, over the group's std or as it is; dr_grpo: "mean"
+    clip_low: float = Field(default=0.2, gt=0, le=1)  # unset: gspo 3e-4, cispo 1, which is no bound below
+    clip_high: float = Field(default=0.2, gt=0)  # unset: dapo .28, gspo 4e-4, cispo 4
+    dual_clip: float = Field(default=0.0, ge=0)  # the most a ratio counts where A < 0; 0: no limit
+    denominator_tokens: int = Field(default=0, ge=0)  # dr_grpo's constant; 0: rollout.max_tokens
+    proximal_cap: float = Field(default=0.0, ge=0)  # decoupled clipping, truncation of exp(l_start - l_ref); 0: off
+    replay_shaping: float = Field(default=0.0, ge=0)  # c: replayed rollouts count ratio / (ratio + c), no clip; 0: off
     kl: float = Field(default=0.0, ge=0)  # coefficient of the k3 KL term to model.kl_reference
     tis_cap: float = Field(default=2.0, ge=0)  # truncation of exp(l_ref - l_gen); 0: no such weight
     reference: Literal["trainer", "engine"] = "trainer"  # whose log-probability is l_ref
@@ -154,6 +172,12 @@ class Learner(Section):
     keep_last: int = Field(default=2, ge=1)  # checkpoints
     keep_every: int = Field(default=0, ge=0)  # steps; checkpoints at its multiples are kept for good
     port: int = Field(default=0, ge=0, le=65535)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, given: object) -> object:
+        """What the loss's paper says, where nothing else is set: the resolved configuration shows it."""
+        return PUBLISHED.get(str(given.get("loss")), {}) | given if isinstance(given, dict) else given
 
 
 class Weights(Section):
