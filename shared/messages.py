@@ -3,7 +3,7 @@
     stream    entry                                          writer -> reader
     tasks     Task                                           replay -> actors
     groups    GroupHeader                                    actor -> replay
-    work      Scan | Batch | Finish                          replay -> learner
+    work      Scan | Batch | Sync | Finish                   replay -> learner
     results   Hello | ScanResult | Trained | Checkpointed    learner -> replay
     weights   WeightsNotice                                  learner -> all
     events    a small JSON-like mapping (shared.events)      all -> people
@@ -113,12 +113,38 @@ class Scan(Message, frozen=True, tag="scan"):
     ids: list[str]
 
 
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the data set is used once a batch is trained. It lies in checkpoints, for a server that lost its data."""
+
+    issued: int  # training tasks, by number from 0 on
+    lost: int  # of them, given up
+    refilled: int  # of them, dropped by the policy and replaced
+    untrained: list[int]  # numbers of tasks that still run, or have come back and are in no batch yet
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a batch uses a group that it does not use as it is stored."""
+
+    rollouts: list[int]  # which, by their place in the group; the other ones are left out
+    advantages: list[float] | None = None  # of these; None: the frozen ones
+    joins: str = ""  # the group of the batch these are averaged with, as if they were its own
+
+
 class Batch(Message, frozen=True, tag="batch"):
     """One training step: [replay in order ; fresh in order]."""
 
     step: int
     replay: list[str]
     fresh: list[str]
+    parts: dict[str, Part] = {}  # by group; empty for policies that use whole groups
+    cursor: Cursor | None = None
+
+
+class Sync(Message, frozen=True, tag="sync"):
+    """Replay has loaded its state. The learner answers with what it has trained of `batches`, and with Hello."""
+
+    step: int  # the next one that replay has not heard of as trained
+    batches: list[int]  # steps whose batches replay holds, ascending
 
 
 class Finish(Message, frozen=True, tag="finish"):
@@ -153,9 +179,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """The learner is up, at `version`; what it trained after that in an earlier lineage is void."""
+    """The learner is at `version`; what was trained after that in an earlier lineage is void."""
 
     version: Version
+    cursor: Cursor | None = None  # as of this version; None where no step was trained or it is not known
+    again: bool = False  # batches from this version on did not reach the learner: send them again
 
 
 class ScanResult(Message, frozen=True, tag="scanned"):
@@ -204,7 +232,7 @@ class CanarySequence(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float]  # of tokens[start:]
 
 
-Work = Scan | Batch | Finish
+Work = Scan | Batch | Sync | Finish
 Result = Hello | ScanResult | Trained | Checkpointed
 
 _encoder = msgspec.msgpack.Encoder()
