@@ -66,9 +66,9 @@ def _parsed(text: str) -> Latency | None:
     except ValueError:
         return None
     possible = {
-        "constant": 0 <= latency.a,
+        "constant": latency.a >= 0,
         "uniform": 0 <= latency.a <= latency.b,
-        "lognormal": 0 < latency.a and 0 <= latency.b,
+        "lognormal": latency.a > 0 and latency.b >= 0,
     }
     finite = math.isfinite(latency.a) and math.isfinite(latency.b)
     return latency if finite and possible.get(latency.kind, False) else None

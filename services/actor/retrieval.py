@@ -1,4 +1,8 @@
-"""The client of /retrieve: queries of concurrent rollouts travel in one request; retries are counted and bounded."""
+"""The client of /retrieve: queries of concurrent rollouts travel in one request; retries are counted and bounded.
+
+A latency of the settings is waited by each rollout for itself, behind its answer: requests leave when they would have
+left anyway, and nobody waits for another one's delay.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -7,6 +11,7 @@ from typing import Any
 import httpx
 
 from services.actor.observation import Document
+from shared.latency import Latency
 
 WINDOW_S = 0.002  # how long a query waits for company
 MAX_MERGED = 128  # queries of one request
@@ -29,10 +34,11 @@ class Retriever:
         retries: int,
         max_query_chars: int = 2000,
         on_retry: Callable[[], None] = lambda: None,
+        latency: Latency | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self.topk, self.retries, self.max_query_chars = topk, retries, max_query_chars
-        self.on_retry = on_retry
+        self.on_retry, self.latency = on_retry, latency
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
         self._waiting: list[tuple[str, asyncio.Future[list[Document]]]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -51,15 +57,18 @@ class Retriever:
             task.cancel()
         await self._client.aclose()
 
-    async def search(self, query: str) -> list[Document]:
-        """The passages for one query, best first. Raises RetrievalFailed."""
+    async def search(self, query: str, seed: int = 0) -> list[Document]:
+        """The passages for one query, best first. `seed` decides what the latency is. Raises RetrievalFailed."""
         answer: asyncio.Future[list[Document]] = asyncio.get_running_loop().create_future()
         self._waiting.append((query[: self.max_query_chars], answer))
         if len(self._waiting) >= MAX_MERGED:
             self._flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self._flush)
-        return await answer
+        found = await answer
+        if self.latency is not None:
+            await asyncio.sleep(self.latency.draw(seed))
+        return found
 
     async def index(self) -> str:
         """The fingerprint of the retriever's index, asked again after it was away. Raises RetrievalFailed."""

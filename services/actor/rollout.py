@@ -19,7 +19,7 @@ from services.actor.text import Codec
 from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, TRUNCATED
 from shared.versions import Version
 
-Search = Callable[[str], Awaitable[list[Document]]]
+Search = Callable[[str, int], Awaitable[list[Document]]]  # (query, seed of the turn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Player:
             if turn == self.budget.max_turns:
                 break
             try:
-                appended = await self._answer(rollout, prompt, action, self.search)
+                appended = await self._answer(rollout, prompt, action, self.search, seed(turn))
             except RetrievalFailed:
                 rollout.status = ENV_FAILED
                 return
@@ -107,13 +107,13 @@ class Player:
         r.pieces.append(("policy", self.codec.decode(got.ids)))
         return got.finish
 
-    async def _answer(self, r: Rollout, prompt: list[int], action: tags.Action, search: Search) -> bool:
+    async def _answer(self, r: Rollout, prompt: list[int], action: tags.Action, search: Search, seed: int) -> bool:
         """Append the environment's answer; False when there is no room for it and a token after it."""
         room = self.budget.max_tokens - len(prompt) - len(r.ids) - 1
         if action.kind == "search":
             started = time.monotonic()
             try:
-                found = await search(action.content)
+                found = await search(action.content, seed)
             finally:
                 r.env_seconds += time.monotonic() - started
             r.searches += 1

@@ -26,6 +26,7 @@ from services.actor.wire import Wire
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.fingerprints import fingerprints
+from shared.latency import parse_latency
 from shared.metrics import serve_metrics, watch_loop_lag
 from shared.redis_client import until_up
 from shared.service import first_error
@@ -109,6 +110,7 @@ class Actor:
                 retries=c.env.retries,
                 max_query_chars=c.search.max_query_chars,
                 on_retry=metrics.RETRIES.inc,
+                latency=parse_latency(c.env.latency),
             )
         retriever = self._retriever
         budget = Budget(

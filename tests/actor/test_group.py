@@ -169,7 +169,7 @@ def test_braces_in_a_question_are_only_text():
     assert instruction("math", "f{x} {question}").endswith("f{x} {question}")
 
 
-async def no(query: str):
+async def no(query: str, seed: int):
     raise AssertionError("nothing is searched here")
 
 

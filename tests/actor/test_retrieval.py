@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from services.actor.retrieval import RetrievalFailed, Retriever
+from shared.latency import parse_latency
 
 
 class Server:
@@ -147,3 +148,21 @@ async def test_the_index_is_asked_again_after_an_outage():
         retriever.url = server.url
         assert retriever._index is None
         assert await retriever.index() == "f1"
+
+
+async def test_a_latency_is_waited_behind_the_answer_and_holds_up_nobody_else():
+    latency = parse_latency("uniform(0.05, 0.4)")
+    ended: dict[int, float] = {}
+    async with Server(right) as server, client(server, latency=latency) as retriever:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+
+        async def ask(seed: int) -> None:
+            found = await retriever.search(f"q{seed}", seed)
+            ended[seed] = loop.time() - started
+            assert found[0].id == f"q{seed}"
+
+        await asyncio.gather(*(ask(seed) for seed in range(20)))
+        assert len(server.requests) == 1  # still merged
+    for seed, seconds in ended.items():
+        assert latency.draw(seed) <= seconds < latency.draw(seed) + 0.2

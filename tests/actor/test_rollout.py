@@ -20,7 +20,7 @@ def codec(model_dir):
     return Codec(model_dir)
 
 
-async def found(query: str) -> list[Document]:
+async def found(query: str, seed: int) -> list[Document]:
     return [Document("d" + query, "t", "x y z")]
 
 
@@ -84,9 +84,9 @@ async def test_an_invalid_turn_gets_the_hint_and_costs_a_turn(codec):
 async def test_a_search_in_the_last_generation_is_not_made(codec):
     asked = []
 
-    async def search(query):
+    async def search(query, seed):
         asked.append(query)
-        return await found(query)
+        return await found(query, seed)
 
     r, _ = await play(codec, [(f"<search> {c} </search>", "stop") for c in "abc"], search=search)
     assert r.status == TRUNCATED
@@ -117,7 +117,7 @@ async def test_no_budget_is_ever_exceeded(codec, max_tokens):
 
 
 async def test_a_retriever_that_fails_ends_the_rollout_as_env_failed(codec):
-    async def search(query):
+    async def search(query, seed):
         raise RetrievalFailed("down")
 
     r, _ = await play(codec, [("<search> b </search>", "stop")], search=search)
