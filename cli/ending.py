@@ -81,6 +81,7 @@ def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
             f"{s['scan_seconds_hidden']:.1f} s hidden, {s['scan_seconds_exposed']:.1f} s exposed; "
             f"selection p99 {number(s['selection_ms_p99'], 2)} ms",
         ),
+        ("environment", _environment(s)),
         ("publish to swap", f"{number(s['publish_to_swap_ms_p50'], 0)} ms (median)"),
         ("sampled", f"{_whole(s['tokens_sampled'])} tokens, {number(s['tokens_per_s'], 0)} a second"),
         (
@@ -114,6 +115,11 @@ def _change(first: float | None, last: float | None) -> str:
     if first is None or last is None:
         return DASH
     return f"{100 * first:.1f} → {100 * last:.1f} % ({100 * (last - first):+.1f} points)"
+
+
+def _environment(s: dict[str, Any]) -> str:
+    waited = f"{number(s['env_seconds_mean'], 2)} s of a rollout"
+    return f"{waited}, of it {s['env_latency']} s of latency added to each call" if s["env_latency"] else waited
 
 
 def _whole(value: float | None) -> str:

@@ -66,7 +66,8 @@ class Session:
 
     async def run(self) -> Outcome:
         """Start everything, wait for the end, end everything. Raises UserError with what a service said."""
-        self.recorder.note("session", pid=os.getpid(), steps=self.config.run.steps)
+        c = self.config
+        self.recorder.note("session", pid=os.getpid(), steps=c.run.steps, env_latency=c.env.latency)
         supervisor = Supervisor(self._on_restart)
         self._catch_signals()
         finished = False

@@ -21,6 +21,7 @@ def summarise(records: Records) -> dict[str, Any]:
     learner = [s.get("learner", {}) for s in steps]
     return {
         "steps": len(steps),
+        "env_latency": next((r["env_latency"] for r in records if r.get("env_latency")), ""),
         "seconds": session_seconds(records),
         "training_seconds": _total(steps, "seconds"),
         "em_first": first.get("em"),
@@ -64,6 +65,7 @@ def session_seconds(records: Records) -> float:
 def _groups(steps: Records) -> dict[str, Any]:
     last = steps[-1] if steps else {}
     return {
+        "env_seconds_mean": _mean(steps, "env_s_mean"),
         "groups_generated": last.get("groups_generated"),
         "groups_trained": _total(steps, "fresh_groups"),
         "groups_replayed": _total(steps, "replay_groups"),

@@ -9,7 +9,7 @@ from services.replay.buffer import Row
 from services.replay.selection import Selection
 from services.replay.state import Composed, State
 from shared.config import Config
-from shared.messages import GroupHeader, Trained
+from shared.messages import GroupHeader, Record, Trained
 
 WHAT_IF_FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 
@@ -22,7 +22,8 @@ def batch_stats(
     fresh: list[GroupHeader],
     exposed_s: float,
 ) -> dict[str, Any]:
-    """Statistics of a batch at the moment it is sent. Rewards, lags and tokens are those of the fresh groups.
+    """Statistics of a batch at the moment it is sent. Rewards, lags and tokens are those of the fresh groups
+    that the step took, in the batch or not.
 
     exposed_s: how long the batch waited for the scan alone, in seconds.
     """
@@ -46,6 +47,7 @@ def batch_stats(
         "headroom_mean": _mean([record.headroom for record in measured]),
         "drift_mean": _mean([record.drift for record in measured]),
         "what_if_tau": what_if_tau(drifts, tau),
+        "what_if_kl": what_if_kl(list(selection.refreshed.values()), tau),
         "reward_mean": _mean([reward for reward, _ in scored]),
         "correct_share": _mean([correct for _, correct in scored]),
         "mixed_groups": sum(h.mixed for h in fresh),
@@ -54,6 +56,7 @@ def batch_stats(
         "searches_mean": _mean([searches for h in fresh for searches in h.searches]),
         "truncated_share": _mean([status == "truncated" for h in fresh for status in h.statuses]),
         "generation_s_mean": _mean([h.seconds for h in fresh]),
+        "env_s_mean": _mean([h.env_seconds for h in fresh]),
         "selection_ms": 1000 * selection.seconds,
         "scan_s": selection.scan_seconds,
         "scan_exposed_s": min(exposed_s, selection.scan_seconds),
@@ -90,6 +93,12 @@ def what_if_tau(drifts: list[float], tau: float) -> dict[str, float]:
     """The acceptance other gates would have had on the groups that were scanned, by multiple of tau."""
     values = np.asarray(drifts)
     return {f"{factor:g}": float((values <= factor * tau).mean()) for factor in WHAT_IF_FACTORS if len(values)}
+
+
+def what_if_kl(records: list[Record], tau: float) -> dict[str, float]:
+    """The mean KL (k3) to the policy of the scanned groups that other gates would have let in, by multiple of tau."""
+    inside = {f"{f:g}": [r.k3 for r in records if r.drift <= f * tau] for f in WHAT_IF_FACTORS}
+    return {factor: float(np.mean(k3)) for factor, k3 in inside.items() if k3}
 
 
 def _mean(values: list) -> float | None:
