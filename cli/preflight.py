@@ -12,6 +12,7 @@ from cli.recorder import EVENTS, read_records
 from cli.summary import last_of_each_step
 from services.env_search.backend import IndexSpec, build_command
 from services.learner.model_files import find_model
+from services.replay.policies import get_policy
 from shared.config import Config
 from shared.errors import UserError
 from shared.prompts import PromptSource, open_prompts
@@ -34,6 +35,7 @@ class Preflight:
 
     def check(self) -> None:
         """Raise UserError at the first thing that is wrong."""
+        get_policy(self.config.replay.policy)
         self._run_folder()
         self._engine()
         model_dir = self._model()

@@ -9,12 +9,14 @@ from shared.service import run_service
 async def serve(config: Config) -> None:
     """Check, connect, and run the service with its HTTP side until stopped."""
     from services.replay.http import make_app
+    from services.replay.policies import get_policy
     from services.replay.service import Replay
     from shared.http_server import listen, serve_http
     from shared.metrics import watch_loop_lag
     from shared.prompts import open_prompts
     from shared.redis_client import connect_async, until_up
 
+    get_policy(config.replay.policy)  # refused before anything is waited for
     sock = listen(config.replay.host, config.replay.port, "replay.port")
     train = open_prompts(config.data.train)
     held_out = open_prompts(config.data.eval) if config.data.eval else None

@@ -1,7 +1,7 @@
 """The stored groups as arrays: one slot per group, columns in numpy, nothing of a group's tokens.
 
-A column costs 4 or 8 bytes a group; ids are the only Python objects. Slots are reused after eviction; `sequence` is the
-order of insertion and decides ties and eviction.
+The columns cost 60 bytes a group, its id and the way from it to the slot about 130 more; ids are the only Python
+objects. Slots are reused after eviction; `sequence` is the order of insertion and decides ties and eviction.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,6 +23,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     uses: int  # how often it was replayed
     tokens: int  # |T|
     bytes: int  # of its payload
+    prompt: int = -1  # place of its question in the data set
+    right: int = 0  # scored responses that are right
+    scored: int = 0  # responses with a reward
+    reward_mean: float = 0.0  # over the scored responses, and their standard deviation (n - 1)
+    reward_std: float = 0.0
+    advantage: float = 0.0  # sum of |A| over the responses
 
 
 class Buffer:
@@ -46,12 +52,18 @@ class Buffer:
 
         self.sequence = grown("sequence", np.int64, -1)  # -1: the slot is empty
         self.step = grown("step", np.int32, 0)
-        self.headroom_ref = grown("headroom_ref", np.float64, 0.0)
+        self.headroom_ref = grown("headroom_ref", np.float32, 0.0)
         self.headroom = grown("headroom", np.float64, 0.0)
-        self.drift = grown("drift", np.float64, np.nan)
+        self.drift = grown("drift", np.float32, np.nan)
         self.uses = grown("uses", np.int32, 0)
         self.tokens = grown("tokens", np.int32, 0)
-        self.bytes = grown("bytes", np.int64, 0)
+        self.bytes = grown("bytes", np.uint32, 0)
+        self.prompt = grown("prompt", np.int32, -1)
+        self.right = grown("right", np.int16, 0)
+        self.scored = grown("scored", np.int16, 0)
+        self.reward_mean = grown("reward_mean", np.float32, 0.0)
+        self.reward_std = grown("reward_std", np.float32, 0.0)
+        self.advantage = grown("advantage", np.float32, 0.0)
 
     def __len__(self) -> int:
         return len(self._slot)
@@ -80,6 +92,12 @@ class Buffer:
             uses=int(self.uses[i]),
             tokens=int(self.tokens[i]),
             bytes=int(self.bytes[i]),
+            prompt=int(self.prompt[i]),
+            right=int(self.right[i]),
+            scored=int(self.scored[i]),
+            reward_mean=float(self.reward_mean[i]),
+            reward_std=float(self.reward_std[i]),
+            advantage=float(self.advantage[i]),
         )
 
     def insert(self, row: Row) -> None:
@@ -89,13 +107,14 @@ class Buffer:
             i = self._free.pop()
         else:
             if self._size == len(self.sequence):
-                self._allocate(2 * self._size)
+                self._allocate(self._size + max(64, self._size // 8))
             i = self._size
             self._size += 1
             self._ids.append("")
         self._slot[row.id], self._ids[i] = i, row.id
         self.sequence[i], self.step[i], self.uses[i], self.tokens[i] = row.sequence, row.step, row.uses, row.tokens
-        self.bytes[i] = row.bytes
+        self.bytes[i], self.prompt[i], self.right[i], self.scored[i] = row.bytes, row.prompt, row.right, row.scored
+        self.reward_mean[i], self.reward_std[i], self.advantage[i] = row.reward_mean, row.reward_std, row.advantage
         self.headroom_ref[i], self.headroom[i], self.drift[i] = row.headroom_ref, row.headroom, row.drift
 
     def remove(self, id: str) -> None:

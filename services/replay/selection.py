@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from services.replay.buffer import Buffer
-from services.replay.policies import Policy
+from services.replay.policies import Moment, Policy
 from shared.messages import Record
 
 
@@ -25,7 +25,7 @@ class Selection:
     wanted: int
     tau: float
     chunk: int
-    seed: int
+    moment: Moment
     accepted: list[str] = field(default_factory=list)
     refreshed: dict[str, Record] = field(default_factory=dict)
     unusable: list[str] = field(default_factory=list)
@@ -37,13 +37,13 @@ class Selection:
     _request: list[str] = field(default_factory=list)
 
     def next_scan(self) -> list[str]:
-        """The ids to scan next; empty when the selection is done (an ungated policy is done at once)."""
+        """The ids to scan next; empty when the selection is done (a policy that scans nothing is done at once)."""
         began = time.perf_counter()
         need = self.wanted - len(self.accepted)
-        take = min(need, self.chunk) if self.policy.gated else need
-        ids = self.buffer.ids(self.policy.order(self.buffer, self._position + take, self.seed)[self._position :])
+        take = need if self.policy.accepts is None else min(need, self.chunk)
+        ids = self.buffer.ids(self.policy.order(self.buffer, self._position + take, self.moment)[self._position :])
         self._position += len(ids)
-        if not self.policy.gated:
+        if self.policy.accepts is None:
             self.accepted, ids = ids, []
         self.done = not ids
         self._request = ids
@@ -52,6 +52,7 @@ class Selection:
 
     def take(self, records: list[Record], seconds: float) -> None:
         """Gate one answered scan. A group without a usable record (its payload is gone or bad) is `unusable`."""
+        assert self.policy.accepts is not None
         began = time.perf_counter()
         answered = {record.id: record for record in records}
         for id in self._request:
@@ -61,7 +62,7 @@ class Selection:
                 continue
             self.scanned += 1
             self.refreshed[id] = record
-            if record.drift <= self.tau:
+            if self.policy.accepts(record, self.tau):
                 self.accepted.append(id)
         self._request = []
         self.done = len(self.accepted) >= self.wanted

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from services.replay import evaluation, transitions
 from services.replay.metrics import ReplayMetrics
-from services.replay.policies import get_policy
+from services.replay.policies import Moment, get_policy
 from services.replay.selection import Selection
 from services.replay.state import State, Store, Superseded, Transaction
 from services.replay.watch import Watch
@@ -151,9 +151,8 @@ class Replay:
                 self._scanned(state, tx, result)
             case Trained():
                 now = time.monotonic()
-                transitions.step_trained(
-                    self.config, state, tx, result, self.policy.keeps, seconds=now - self._last_trained
-                )
+                seconds = now - self._last_trained
+                transitions.step_trained(self.config, state, tx, self.policy, len(self.train), result, seconds)
                 self._last_trained = now
                 self._forget_selection()
             case Checkpointed():
@@ -208,14 +207,21 @@ class Replay:
             )
         return f"the learner to scan for step {c.step}"
 
+    @property
+    def _wanted(self) -> int:
+        """K. A policy that only replaces fresh groups may replace them all, unless replay.select says otherwise."""
+        if self.policy.replaces is not None and self.config.replay.select == 0:
+            return self.config.learner.batch
+        return self.config.replay_groups
+
     def _new_selection(self, state: State) -> Selection:
         return Selection(
             policy=self.policy,
             buffer=state.buffer,
-            wanted=self.config.replay_groups,
+            wanted=self._wanted,
             tau=self.config.replay.tau,
             chunk=self.config.replay.scan_chunk,
-            seed=derive(self.config.run.seed, 2, state.counters.step),
+            moment=Moment(state.counters.step, seed=derive(self.config.run.seed, 2, state.counters.step)),
         )
 
     def _request_scan(self, state: State, tx: Transaction) -> None:

@@ -15,7 +15,7 @@ QUESTION = "question"  # the role of a bare question, which the actor wraps by e
 
 def train_task(config: Config, prompts: PromptSource, number: int, attempt: int, min_version: int) -> Task:
     """The training task of this number."""
-    index = order(config.run.seed, len(prompts), number) if config.data.shuffle else number % len(prompts)
+    index = question_index(config, len(prompts), number)
     return Task(
         id=f"t{number:08d}",
         kind=TRAIN,
@@ -27,6 +27,11 @@ def train_task(config: Config, prompts: PromptSource, number: int, attempt: int,
         min_version=min_version,
         **_prompt(prompts[index]),
     )
+
+
+def question_index(config: Config, questions: int, number: int) -> int:
+    """The place in the data set of the question that training task `number` asks."""
+    return order(config.run.seed, questions, number) if config.data.shuffle else number % questions
 
 
 def eval_task(config: Config, prompts: PromptSource, round: int, number: int, attempt: int) -> Task:

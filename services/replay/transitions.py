@@ -8,14 +8,17 @@ import logging
 import time
 
 import msgspec
+import numpy as np
 
 from services.replay import evaluation
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
 from services.replay.buffer import Row
+from services.replay.policies import Policy
 from services.replay.selection import Selection, whole_units
 from services.replay.state import Composed, FreshGroup, State, Transaction
 from services.replay.stats import batch_stats, step_event
-from services.replay.tasks import attempt_seed, train_task
+from services.replay.tasks import attempt_seed, question_index, train_task
+from shared.advantages import group_advantages
 from shared.config import Config
 from shared.messages import (
     EVAL,
@@ -90,6 +93,7 @@ def group_arrived(config: Config, state: State, tx: Transaction, header: GroupHe
         c.mixed += header.mixed
         c.sampled_tokens += sum(header.sampled_tokens)
         c.payload_bytes += header.payload_bytes
+        tx.keep_header(header)
         tx.put("fresh", header.id, FreshGroup(header, due=task.min_version + config.replay.max_lag))
 
 
@@ -110,11 +114,19 @@ def batch_composed(
     config: Config, state: State, tx: Transaction, selection: Selection, fresh: list[str], exposed_s: float
 ) -> None:
     """Send [replay ; fresh], and cache the Headroom and Drift that the scan measured."""
-    step = state.counters.step
-    replay = whole_units(selection.accepted, config.replay.unit)
+    step, replaces = state.counters.step, selection.policy.replaces
+    accepted, left_out = selection.accepted, []
+    if replaces is not None:
+        left_out = [id for id in fresh if replaces(state.fresh[id].header)]
+        accepted = accepted[: len(left_out)]
+    replay = whole_units(accepted, config.replay.unit)
+    left_out = left_out[: len(replay)]
     rows = [state.buffer.row(id) for id in replay]
     headers = [state.fresh[id].header for id in fresh]
-    stats = batch_stats(step, config.replay.tau, selection, rows, headers, exposed_s)
+    fresh = [id for id in fresh if id not in left_out]
+    stats = {"left_out_groups": len(left_out)} | batch_stats(
+        step, config.replay.tau, selection, rows, headers, exposed_s
+    )
     for id, record in selection.refreshed.items():
         state.buffer.refresh(id, record.headroom, record.drift)
     for id in replay:
@@ -124,14 +136,16 @@ def batch_composed(
     for id in selection.unusable:
         tx.retire(id, tx.discard(id).bytes)
         state.counters.rejected += 1
-    tx.put("batches", str(step), Composed(step=step, replay=replay, fresh=fresh, stats=stats))
+    tx.put("batches", str(step), Composed(step=step, replay=replay, fresh=fresh, stats=stats, left_out=left_out))
     tx.send(tx.keys.work, Batch(step=step, replay=replay, fresh=fresh))
 
 
-def step_trained(config: Config, state: State, tx: Transaction, done: Trained, keeps: bool, seconds: float) -> None:
-    """Update the scores, append the step's mixed groups, evict the oldest.
+def step_trained(
+    config: Config, state: State, tx: Transaction, policy: Policy, questions: int, done: Trained, seconds: float
+) -> None:
+    """Update the scores, append what the policy keeps of the step's groups, evict what it lets go.
 
-    keeps: whether the policy stores groups at all; seconds: since the step before was trained.
+    questions: how many the training set has; seconds: since the step before was trained.
     """
     c = state.counters
     if c.version is None or done.version.lineage != c.version.lineage:
@@ -151,12 +165,16 @@ def step_trained(config: Config, state: State, tx: Transaction, done: Trained, k
     headers = {id: tx.drop("fresh", id).header for id in batch.fresh}
     for id, header in headers.items():
         comparable = header.fingerprints == c.fingerprints
-        if keeps and header.mixed and comparable and id not in done.rejected:
-            tx.store(_row(c.inserted, done.step, header, records.get(id)))
+        if policy.keeps(header) and comparable and id not in done.rejected:
+            prompt = question_index(config, questions, header.number)
+            tx.store(_row(c.inserted, done.step, prompt, header, records.get(id)))
             c.inserted += 1
         else:
             tx.retire(id, header.payload_bytes)
-    for id in state.buffer.over_capacity(config.replay.capacity):
+    for id in batch.left_out:
+        tx.retire(id, tx.drop("fresh", id).header.payload_bytes)
+        c.filtered += 1
+    for id in policy.evicts(state.buffer, config.replay.capacity):
         tx.retire(id, tx.discard(id).bytes)
         c.evicted += 1
     _count(state, tx, batch, headers, done)
@@ -218,7 +236,7 @@ def _check_fingerprints(state: State, tx: Transaction, header: GroupHeader) -> N
     c.fingerprints = header.fingerprints
 
 
-def _row(sequence: int, step: int, header: GroupHeader, record: Record | None) -> Row:
+def _row(sequence: int, step: int, prompt: int, header: GroupHeader, record: Record | None) -> Row:
     reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
     return Row(
         id=header.id,
@@ -230,6 +248,12 @@ def _row(sequence: int, step: int, header: GroupHeader, record: Record | None) -
         uses=0,
         tokens=sum(header.sampled_tokens),
         bytes=header.payload_bytes,
+        prompt=prompt,
+        right=header.right,
+        scored=len(header.scored),
+        reward_mean=float(np.mean(header.scored)),
+        reward_std=float(np.std(header.scored, ddof=1)),
+        advantage=float(np.abs(group_advantages(header.rewards)).sum()),
     )
 
 
@@ -244,6 +268,7 @@ def _count(state: State, tx: Transaction, batch: Composed, headers: dict[str, Gr
     tx.note(
         {"step": done.step, "version": done.version, "time": time.time()}
         | {"fresh": batch.fresh, "fresh_numbers": numbers, "replay": batch.replay, "rejected": done.rejected}
+        | {"left_out": batch.left_out}
     )
 
 

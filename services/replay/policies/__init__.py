@@ -1,5 +1,12 @@
-"""What is kept, in which order stored groups are considered, and whether Drift decides. One small file per policy."""
+"""What is kept, in which order stored groups are considered, which of them may be used. One small file per policy.
 
+A policy is the `POLICY` of a module of this folder; the module's name is the name in `replay.policy`. Nothing else
+knows the list: `docs/adding-a-policy.md`.
+"""
+
+import difflib
+import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,28 +14,82 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.replay.buffer import Buffer
-
-Order = Callable[[Buffer, int, int], NDArray[np.intp]]
+from shared.errors import UserError
+from shared.messages import GroupHeader, Record
 
 
 @dataclass(frozen=True)
-class Policy:
-    """A replay policy.
+class Moment:
+    """When a policy is asked. `step`: the step that is selected for; a stored group's age is step - buffer.step.
+    `seed`: the step's own, the same again when the selection has to be started over.
+    """
 
-    order(buffer, n, seed): the slots of the n first groups to consider, best first; fewer when the buffer holds fewer.
-        A larger n extends the same order. `seed` is the step's own.
-    gated: whether a group must be scanned and pass Drift <= tau to be used.
-    keeps: whether mixed-outcome groups are stored at all.
+    step: int
+    seed: int
+
+
+Order = Callable[[Buffer, int, Moment], NDArray[np.intp]]
+Accepts = Callable[[Record, float], bool]
+Evicts = Callable[[Buffer, int], list[str]]
+OfHeader = Callable[[GroupHeader], bool]
+
+
+def within_tau(record: Record, tau: float) -> bool:
+    """The paper's gate: Drift <= tau."""
+    return record.drift <= tau
+
+
+def whatever_was_measured(record: Record, tau: float) -> bool:
+    """The gate that stands open: a group is scanned for its current Headroom alone."""
+    return True
+
+
+def mixed(header: GroupHeader) -> bool:
+    """The paper's ingress: some answers right, some wrong."""
+    return header.mixed
+
+
+def nothing(header: GroupHeader) -> bool:
+    """No group."""
+    return False
+
+
+def oldest(buffer: Buffer, capacity: int) -> list[str]:
+    """The paper's eviction: first in, first out."""
+    return buffer.over_capacity(capacity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A replay policy: pure functions, each but the order with the paper's answer as its default.
+
+    order(buffer, n, moment): the slots of the n first groups to consider, best first; fewer when the policy wants no
+        more. A larger n extends the same order.
+    accepts(record, tau): whether a group that was scanned may be replayed. None: groups are used unscanned, and their
+        cached scores stay as they are (unless replay.free_refresh).
+    keeps(header): whether a fresh group enters the buffer once it is trained.
+    evicts(buffer, capacity): the ids that leave when a step's groups have entered.
+    replaces(header): fresh groups whose place in the batch a replayed group takes, so that no more are replayed than
+        there are such groups; one that finds no replacement is trained. None: replayed groups come on top.
     """
 
     name: str
     order: Order
-    gated: bool
-    keeps: bool = True
+    accepts: Accepts | None = within_tau
+    keeps: OfHeader = mixed
+    evicts: Evicts = oldest
+    replaces: OfHeader | None = None
+
+
+def names() -> list[str]:
+    """The policies there are."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def get_policy(name: str) -> Policy:
-    """The policy of this name; the configuration has checked that there is one."""
-    from services.replay.policies import headroom_drift, naive, none, uniform
-
-    return {p.name: p for p in (none.POLICY, naive.POLICY, uniform.POLICY, headroom_drift.POLICY)}[name]
+    """The policy of this name. Raises UserError for one that is not there, with the nearest that is."""
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'?" if near else f"the policies are {', '.join(names())}."
+        raise UserError(f"replay.policy = '{name}' is no policy: {hint}")
+    return importlib.import_module(f"{__name__}.{name}").POLICY
