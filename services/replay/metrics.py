@@ -46,6 +46,7 @@ class ReplayMetrics:
         self.correct = gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
         self.groups = counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
         self.dead_letters = counter(p + "dead_letters", "entries that were refused")
+        self.window_reads = counter(p + "window_payload_reads", "payloads passed on to the replay window, unread here")
         self.reconnects = counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
 
     def group(self, header: GroupHeader) -> None:

@@ -4,6 +4,7 @@
     replay:fresh      group id -> FreshGroup       replay:buffer     group id -> Row of a stored group
     replay:batches    step -> Composed             replay:retired    group id -> Retired
     replay:evals      round:number -> Outcome      replay:ledger     list of Trained steps, for audits
+    replay:headers    group id -> GroupHeader while its payload is there; never loaded, read when a person asks
 
 A change is a transaction: it alters the objects here and queues the same change, the messages it causes and the
 acknowledgement of the entry that caused it, on one MULTI. If that fails in any way the objects are thrown away and
@@ -160,6 +161,11 @@ class Transaction:
         """Delete the token arrays of these groups now."""
         if ids:
             self.pipe.unlink(*[key(id) for id in ids for key in (self.keys.payload, self.keys.reference)])
+            self.pipe.hdel(_table(self.keys, "headers"), *ids)
+
+    def keep_header(self, header: GroupHeader) -> None:
+        """Keep how a group's rollouts ended for as long as its payload, for people."""
+        self.pipe.hset(_table(self.keys, "headers"), header.id, messages.encode(header))
 
     def send(self, stream: str, message: messages.Message) -> None:
         """Add a message to a stream."""
@@ -213,6 +219,11 @@ class Store:
         for line in await self.client.lrange(_table(self.keys, "ledger"), 0, -1):
             state.trained_numbers.update(msgspec.json.decode(line)["fresh_numbers"])
         return state
+
+    async def header(self, id: str) -> GroupHeader | None:
+        """How the rollouts of a group ended, while its payload is there."""
+        saved: Any = await self.client.hget(_table(self.keys, "headers"), id)
+        return messages.decode(saved, GroupHeader) if saved else None
 
     @asynccontextmanager
     async def transaction(self, state: State) -> AsyncIterator[Transaction]:
