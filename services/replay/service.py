@@ -59,6 +59,7 @@ class Replay:
         self._life = 0
         self._scans = 0
         self.waiting_for, self.waiting_s = "Redis", 0.0
+        self.last_selection: tuple[int, frozenset[str], frozenset[str]] = (-1, frozenset(), frozenset())
         self._forget_selection()
         self._last_trained = time.monotonic()
 
@@ -106,6 +107,7 @@ class Replay:
                         tx.event("warning", service="replay", text=warning)
                     self._advance(state, tx)
                 watch.waits_for(self._waiting_for(state))
+                self.waiting_for, self.waiting_s = watch.waiting()
                 self.metrics.show(state)
                 entries = await arrived.get()
 
@@ -183,6 +185,8 @@ class Replay:
             transitions.batch_composed(self.config, state, tx, self._selection, fresh, exposed_s)
             self.metrics.batch(state.batches[c.step], self._selection.refreshed.values())
             self._watch.batch(state.batches[c.step].stats, self.config.replay.capacity)
+            replayed = frozenset(state.batches[c.step].replay)
+            self.last_selection = c.step, replayed, frozenset(self._selection.refreshed)  # step, replayed, scanned
             self._forget_selection()
 
     def _waiting_for(self, state: State) -> str:
