@@ -19,7 +19,8 @@ class Flat:
     l_gen: Tensor  # float32[T]
     advantages: Tensor  # float32[T]
     rollout: Tensor  # int64[T], index into rows
-    group_of_rollout: Tensor  # int64[R]
+    group_of_rollout: Tensor  # int64[R]; a group that joins another of these has its number
+    share: Tensor | None  # float64[groups], how much each counts; None: the same
 
     @property
     def tokens(self) -> int:
@@ -34,7 +35,9 @@ def flatten(groups: Sequence[Group], device: torch.device | str = "cpu") -> Flat
     rollouts: list[Tensor] = []
     group_of_rollout: list[int] = []
     tokens = 0
-    for number, group in enumerate(groups):
+    number_of = {group.id: number for number, group in enumerate(groups)}
+    for group in groups:
+        number = number_of.get(group.joins, number_of[group.id])
         rollouts.append(group.rollout + len(rows))
         rows += [replace(row, start=row.start + tokens) for row in group.rows]
         group_of_rollout += [number] * len(group.rows)
@@ -48,13 +51,28 @@ def flatten(groups: Sequence[Group], device: torch.device | str = "cpu") -> Flat
         advantages=torch.cat([g.advantages for g in groups]).to(device),
         rollout=torch.cat(rollouts).to(device),
         group_of_rollout=torch.tensor(group_of_rollout).to(device),
+        share=_shares(groups).to(device) if any(g.share != 1.0 for g in groups) else None,
     )
 
 
+def _shares(groups: Sequence[Group]) -> Tensor:
+    return torch.tensor([g.share for g in groups], dtype=torch.float64)
+
+
 def mini_batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
-    """Cuts of `size` groups in order, so that replay is trained before the weights move away; 0: all in one."""
-    size = size or max(len(groups), 1)
-    return [list(groups[at : at + size]) for at in range(0, len(groups), size)]
+    """Cuts of `size` groups in order, so that replay is trained before the weights move away; 0: all in one.
+
+    What joins a group of the batch goes where that group goes, and does not count.
+    """
+    there = {group.id for group in groups}
+    joining: dict[str, list[Group]] = {}
+    for group in groups:
+        if group.joins in there:
+            joining.setdefault(group.joins, []).append(group)
+    own = [group for group in groups if group.joins not in there]
+    size = size or max(len(own), 1)
+    cuts = [own[at : at + size] for at in range(0, len(own), size)]
+    return [[one for group in cut for one in (*joining.get(group.id, ()), group)] for cut in cuts]
 
 
 def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:

@@ -43,7 +43,10 @@ class Group:
     version_runs: NDArray[np.int32]  # int32[k, 3], (how many, lineage, number)
     canary_tokens: NDArray[np.int32]  # the first rollout with its prompt
     bytes: int
+    numbers: list[int]  # the place of each row's rollout among the G that were sampled
     l_ref: Tensor | None = None  # float32[T]
+    share: float = 1.0  # how much it counts beside the other groups of a mini-batch
+    joins: str = ""  # the group whose rollouts its own are averaged with
 
     @property
     def tokens(self) -> int:
@@ -72,6 +75,7 @@ def group_from_payload(payload: Payload, size: int, vocabulary: int, longest: in
         raise Malformed(f"payload {payload.id}: {longest_rollout} tokens, and the model's context is {longest}")
 
     rows: list[Row] = []
+    numbers: list[int] = []
     counts: list[int] = []
     advantages: list[float] = []
     for i in range(payload.group_size):
@@ -81,6 +85,7 @@ def group_from_payload(payload: Payload, size: int, vocabulary: int, longest: in
             continue
         sequence = np.concatenate([prompt, tokens[: places[-1] + 1].astype(np.int64)])
         rows.append(Row(sequence, places + len(prompt), sum(counts)))
+        numbers.append(i)
         counts.append(len(places))
         advantages.append(float(payload.advantages[i]))
     repeats = torch.tensor(counts)
@@ -93,4 +98,5 @@ def group_from_payload(payload: Payload, size: int, vocabulary: int, longest: in
         version_runs=payload.version_runs,
         canary_tokens=np.concatenate([payload.prompt, payload.rollout(0)[0]]),
         bytes=size + 4 * len(payload.l_gen),  # room for l_ref
+        numbers=numbers,
     )
