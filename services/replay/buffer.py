@@ -147,8 +147,8 @@ class Buffer:
         """The oldest groups beyond `capacity`: what FIFO evicts."""
         return self.ids(self.oldest_first()[: max(0, len(self) - capacity)])
 
-    def highest(self, score: NDArray[np.float64], n: int) -> NDArray[np.intp]:
-        """The n occupied slots of highest score, descending; equal scores by insertion.
+    def highest(self, score: NDArray[np.float64], n: int, *, newest_first: bool = False) -> NDArray[np.intp]:
+        """The n occupied slots of highest score, descending; equal scores by insertion, oldest (or newest) first.
 
         Only those at or above the n-th score are sorted, so that a large buffer costs one partition.
         """
@@ -157,4 +157,5 @@ class Buffer:
             values = score[slots]
             nth = np.partition(values, len(slots) - n)[len(slots) - n] if n else np.inf
             slots = slots[values >= nth]
-        return slots[np.lexsort((self.sequence[slots], -score[slots]))][:n]
+        sequence = self.sequence[slots]
+        return slots[np.lexsort((-sequence if newest_first else sequence, -score[slots]))][:n]
