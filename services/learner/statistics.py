@@ -1,29 +1,45 @@
 """One statistics record per group, from flat token tensors (method.md, sections 2 and 6). Sums are taken in float64."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from services.learner.loss import MAX_LOG_RATIO, dead
+from services.learner.losses import MAX_LOG_RATIO
 from shared.messages import Record
 
 
-def headroom(logp: Tensor, advantages: Tensor) -> float:
+@dataclass(frozen=True)
+class Scores:
+    """Which form of the two scores is measured: replay.drift and replay.headroom."""
+
+    drift: str = "l2"
+    headroom: str = "sign"
+
+
+def headroom(logp: Tensor, advantages: Tensor, form: str = "sign") -> float:
     """Mean over T of 1 - p where the advantage is positive, p where negative, 0 where zero. Both float[T].
 
-    1 - p is taken as -expm1(log p), which keeps its digits when p is near 1.
+    With form "advantage" each token counts |A| times. 1 - p is taken as -expm1(log p), which keeps its digits when p
+    is near 1.
     """
     lp = logp.float().clamp(max=0.0)
     h = torch.where(advantages > 0, -torch.expm1(lp), torch.where(advantages < 0, lp.exp(), torch.zeros_like(lp)))
+    if form == "advantage":
+        h = h * advantages.abs()
     return h.double().mean().item()
 
 
-def drift(logp: Tensor, l_ref: Tensor) -> float:
-    """Mean over T of (log p - l_ref)^2."""
-    return (logp.float() - l_ref.float()).double().square().mean().item()
+def drift(logp: Tensor, l_ref: Tensor, measure: str = "l2") -> float:
+    """Mean over T of (log p - l_ref)^2, or of |log p - l_ref| with "l1"."""
+    d = (logp.float() - l_ref.float()).double()
+    return (d.abs() if measure == "l1" else d.square()).mean().item()
 
 
-def record(group: str, logp: Tensor, l_ref: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> Record:
-    """The record of one group. logp, l_ref, advantages: float[T], T >= 1, without gradient."""
+def record(
+    group: str, logp: Tensor, l_ref: Tensor, advantages: Tensor, dead: Tensor, scores: Scores = Scores()
+) -> Record:
+    """The record of one group. logp, l_ref, advantages: float[T], T >= 1, without gradient; dead: bool[T]."""
     d = (logp.float() - l_ref.float()).double()
     p = logp.float().clamp(max=0.0).exp().double()
     positive, negative = advantages > 0, advantages < 0
@@ -35,13 +51,15 @@ def record(group: str, logp: Tensor, l_ref: Tensor, advantages: Tensor, *, clip_
         tokens_negative=int(negative.sum()),
         mean_p_positive=_mean(p[positive]),
         mean_p_negative=_mean(p[negative]),
-        headroom=headroom(logp, advantages),
+        headroom=headroom(logp, advantages, scores.headroom),
         sum_d=d.sum().item(),
         sum_d2=d.square().sum().item(),
+        sum_abs_d=d.abs().sum().item(),
         max_abs_d=d.abs().max().item(),
         k3=(torch.expm1(bounded) - bounded).mean().item(),
-        dead_share=dead(logp, l_ref, advantages, clip_low=clip_low, clip_high=clip_high).double().mean().item(),
+        dead_share=dead.double().mean().item(),
         entropy=-logp.double().mean().item(),
+        measure=scores.drift,
     )
 
 

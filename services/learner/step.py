@@ -2,7 +2,8 @@
 
 batch = [replay in order ; fresh in order], cut in order into mini-batches of one optimiser step each
 l_ref of a fresh group: log p under the weights that first train on it. Groups of the first mini-batch take it from
-their training forward, which runs under those weights; the others need a forward before the first update.
+their training forward, which runs under those weights; the others need a forward before the first update. So it is
+with l_start, log p of every group at the start of the step, which is only needed where clipping is decoupled.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from services.learner import loss as losses
-from services.learner import statistics
+from services.learner import losses, statistics
 from services.learner.batching import Flat, flat_index, flatten, micro_batches, mini_batches, padded_tokens
 from services.learner.clock import Clock
 from services.learner.groups import Group
 from services.learner.optimise import Optimiser
 from services.learner.policy import logprobs
+from services.learner.statistics import Scores
 from services.learner.stop import Stop
 from shared.errors import UserError
 from shared.messages import Record
@@ -37,6 +38,17 @@ class Trainer:
     temperature: float
     clock: Clock
     stop: Stop
+    scores: Scores = field(default_factory=Scores)
+
+    @property
+    def loss(self) -> losses.Loss:
+        """The loss that the settings name."""
+        return losses.LOSSES[self.settings.loss]
+
+    @property
+    def clip(self) -> losses.Clip:
+        """Its clip range."""
+        return losses.Clip(self.settings.clip_low, self.settings.clip_high, self.settings.dual_clip)
 
 
 @dataclass
@@ -54,6 +66,15 @@ class Totals:
     inputs: int = 0
 
 
+@dataclass(frozen=True)
+class Measured:
+    """log p of tokens as they were trained or scanned, float32[T] each, beside what it is compared with."""
+
+    logp: Tensor
+    l_ref: Tensor
+    l_old: Tensor  # what the ratio is taken to
+
+
 def train_step(
     trainer: Trainer, step: int, replay: Sequence[Group], fresh: Sequence[Group]
 ) -> tuple[list[Record], Totals]:
@@ -63,18 +84,22 @@ def train_step(
     """
     batches = mini_batches([*replay, *fresh], trainer.settings.mini_batch)
     with trainer.clock("reference"):
-        _set_references(trainer, replay, fresh, first=batches[0] if batches else [])
+        starts = _before_the_first_update(trainer, replay, fresh, later=[g for batch in batches[1:] for g in batch])
+    stored = {g.id for g in replay}
     records: list[Record] = []
     totals = Totals()
     with trainer.clock("train"):
         for batch in batches:
             flat = flatten(batch, _device(trainer.model))
-            logp, l_ref = _accumulate(trainer, step, flat, totals)
+            replayed = _tokens_of(flat, stored)
+            measured = _accumulate(trainer, step, flat, replayed, starts, totals)
             norm, totals.lr = trainer.optimiser.step(step)
             totals.norms.append(norm)
-            records += _records(trainer.settings, flat, logp, l_ref)
+            records += _records(trainer, flat, measured, replayed)
     is_fresh = {g.id: g for g in fresh}
-    return [_with_reference(r, is_fresh[r.id]) if r.id in is_fresh else r for r in records], totals
+    place = {g.id: i for i, g in enumerate([*replay, *fresh])}  # what joins a group was trained beside it
+    records.sort(key=lambda r: place[r.id])
+    return [_with_reference(r, is_fresh[r.id], trainer.scores) if r.id in is_fresh else r for r in records], totals
 
 
 @torch.no_grad()
@@ -85,7 +110,8 @@ def scan(trainer: Trainer, groups: Sequence[Group]) -> list[Record]:
     flat = flatten(groups, _device(trainer.model))
     logp = forward(trainer, flat)
     l_ref = flat.l_gen if trainer.settings.reference == "engine" else _stored_reference(flat)
-    return _records(trainer.settings, flat, logp, l_ref)
+    l_old = logp if trainer.settings.proximal_cap else l_ref
+    return _records(trainer, flat, Measured(logp, l_ref, l_old), _tokens_of(flat, {g.id for g in groups}))
 
 
 @torch.no_grad()
@@ -98,36 +124,47 @@ def forward(trainer: Trainer, flat: Flat) -> Tensor:
     return out
 
 
-def _set_references(trainer: Trainer, replay: Sequence[Group], fresh: Sequence[Group], first: list[Group]) -> None:
-    """Before the first update. Fresh groups of the first mini-batch are left without: `_accumulate` fills them in."""
-    if trainer.settings.reference == "engine":
-        for group in [*replay, *fresh]:
-            group.l_ref = group.l_gen
-        return
-    for group in fresh:
-        group.l_ref = None
-    now = {g.id for g in first}
-    later = [g for g in fresh if g.l_ref is None and g.id not in now]
-    if later:
-        flat = flatten(later, _device(trainer.model))
-        _keep_reference(flat, forward(trainer, flat))
+def _before_the_first_update(
+    trainer: Trainer, replay: Sequence[Group], fresh: Sequence[Group], later: list[Group]
+) -> dict[str, Tensor]:
+    """Set l_ref of the fresh groups that are trained `later`; l_start of all that are, by id, where it is needed.
+
+    Groups of the first mini-batch are left without: `_accumulate` takes both from its own forward.
+    """
+    s = trainer.settings
+    for group in [*replay, *fresh] if s.reference == "engine" else fresh:
+        group.l_ref = group.l_gen if s.reference == "engine" else None
+    wanted = [g for g in later if s.proximal_cap or g.l_ref is None]
+    if not wanted:
+        return {}
+    flat = flatten(wanted, _device(trainer.model))
+    logp = forward(trainer, flat)
+    _keep_reference(flat, logp)
+    return {g.id: logp[a:b] for g, (a, b) in zip(wanted, flat.bounds, strict=True)} if s.proximal_cap else {}
 
 
-def _accumulate(trainer: Trainer, step: int, flat: Flat, totals: Totals) -> tuple[Tensor, Tensor]:
-    """The gradient of one mini-batch, micro-batch by micro-batch; (log p, l_ref) of its tokens, float32[T] each."""
+def _accumulate(
+    trainer: Trainer, step: int, flat: Flat, replayed: Tensor, starts: dict[str, Tensor], totals: Totals
+) -> Measured:
+    """The gradient of one mini-batch, micro-batch by micro-batch."""
     s, device = trainer.settings, flat.l_gen.device
-    weights = losses.token_weights(flat.rollout, flat.group_of_rollout)
-    all_logp, all_ref = torch.empty_like(flat.l_gen), _stored_reference(flat)
+    weights = trainer.loss.weights(flat.rollout, flat.group_of_rollout, s.denominator_tokens, flat.share)
+    out = Measured(torch.empty_like(flat.l_gen), _stored_reference(flat), torch.empty_like(flat.l_gen))
+    l_start = torch.cat([starts.get(g.id, torch.full_like(g.l_gen, torch.nan).to(device)) for g in flat.groups])
     loss_sum = kl_sum = 0.0
     for rows in micro_batches(flat.rows, s.micro_tokens):
         trainer.stop.check()
         at = flat_index(rows).to(device)
         logp = logprobs(trainer.model, rows, trainer.temperature)
-        stored = all_ref[at]
-        l_ref = torch.where(stored.isnan(), logp.detach(), stored)
-        a, w = flat.advantages[at], weights[at]
-        importance = losses.importance_weights(l_ref, flat.l_gen[at], s.tis_cap)
-        loss = losses.grpo(logp, l_ref, a, w, importance, clip_low=s.clip_low, clip_high=s.clip_high)
+        l_ref = _or_now(out.l_ref[at], logp)
+        factors = losses.importance_weights(l_ref, flat.l_gen[at], s.tis_cap)
+        l_old = l_ref
+        if s.proximal_cap:
+            l_old = _or_now(l_start[at], logp)
+            factors = factors * losses.truncated(l_old, l_ref, s.proximal_cap)
+        tokens = losses.Tokens(logp, l_old, flat.advantages[at], flat.rollout[at])
+        w = weights[at]
+        loss = losses.value(trainer.loss, tokens, w, factors, trainer.clip, replayed[at], s.replay_shaping)
         if trainer.frozen is not None:
             with torch.no_grad():
                 l_frozen = logprobs(trainer.frozen, rows, trainer.temperature)
@@ -136,20 +173,30 @@ def _accumulate(trainer: Trainer, step: int, flat: Flat, totals: Totals) -> tupl
         loss.backward()
         trainer.optimiser.accumulate()
         loss_sum += loss.item()
-        all_logp[at], all_ref[at] = logp.detach(), l_ref
+        out.logp[at], out.l_ref[at], out.l_old[at] = logp.detach(), l_ref, l_old
         totals.padded += padded_tokens(rows)
         totals.inputs += sum(row.inputs for row in rows)
-    if not torch.isfinite(all_logp).all():
+    if not torch.isfinite(out.logp).all():
         raise UserError(f"the weights of step {step} give log-probabilities that are not finite: lower learner.lr.")
-    _keep_reference(flat, all_ref)
+    _keep_reference(flat, out.l_ref)
     totals.losses.append(loss_sum)
     totals.kls.append(kl_sum)
     totals.tokens += flat.tokens
-    totals.ratio += (all_logp - all_ref).clamp(max=losses.MAX_LOG_RATIO).double().exp().sum().item()
-    totals.dead += (
-        losses.dead(all_logp, all_ref, flat.advantages, clip_low=s.clip_low, clip_high=s.clip_high).sum().item()
+    totals.ratio += losses.ratio(out.logp, out.l_ref).double().sum().item()
+    totals.dead += _dead(trainer, flat, out, replayed).sum().item()
+    return out
+
+
+def _or_now(stored: Tensor, logp: Tensor) -> Tensor:
+    """What is stored, and log p as it is now where nothing is."""
+    return torch.where(stored.isnan(), logp.detach(), stored)
+
+
+def _tokens_of(flat: Flat, ids: set[str]) -> Tensor:
+    """Which tokens belong to these groups, bool[T]."""
+    return torch.cat([torch.full_like(g.rollout, g.id in ids, dtype=torch.bool) for g in flat.groups]).to(
+        flat.l_gen.device
     )
-    return all_logp, all_ref
 
 
 def _stored_reference(flat: Flat) -> Tensor:
@@ -165,20 +212,25 @@ def _keep_reference(flat: Flat, l_ref: Tensor) -> None:
             group.l_ref = on_cpu[start:end].clone()
 
 
-def _records(s: Learner, flat: Flat, logp: Tensor, l_ref: Tensor) -> list[Record]:
-    logp, l_ref, advantages = logp.cpu(), l_ref.cpu(), flat.advantages.cpu()
-    clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
+def _dead(trainer: Trainer, flat: Flat, measured: Measured, replayed: Tensor) -> Tensor:
+    tokens = losses.Tokens(measured.logp, measured.l_old, flat.advantages, flat.rollout)
+    return losses.dead(trainer.loss, tokens, trainer.clip, replayed, trainer.settings.replay_shaping)
+
+
+def _records(trainer: Trainer, flat: Flat, measured: Measured, replayed: Tensor) -> list[Record]:
+    dead = _dead(trainer, flat, measured, replayed).cpu()
+    logp, l_ref, advantages = measured.logp.cpu(), measured.l_ref.cpu(), flat.advantages.cpu()
     return [
-        statistics.record(group.id, logp[a:b], l_ref[a:b], advantages[a:b], **clip)
+        statistics.record(group.id, logp[a:b], l_ref[a:b], advantages[a:b], dead[a:b], trainer.scores)
         for group, (a, b) in zip(flat.groups, flat.bounds, strict=True)
     ]
 
 
-def _with_reference(record: Record, group: Group) -> Record:
+def _with_reference(record: Record, group: Group, scores: Scores) -> Record:
     assert group.l_ref is not None
     return msgspec.structs.replace(
         record,
-        headroom_ref=statistics.headroom(group.l_ref, group.advantages),
+        headroom_ref=statistics.headroom(group.l_ref, group.advantages, scores.headroom),
         engine_gap=statistics.drift(group.l_ref, group.l_gen),
     )
 

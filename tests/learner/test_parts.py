@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax
 
-from services.learner import loss as losses
 from services.learner.batching import flatten, mini_batches
+from services.learner.losses.denominators import per_response
 from services.learner.parts import part_of, use_parts
 from services.learner.step import train_step
 from services.learner.store import Fetched
@@ -93,7 +93,7 @@ def test_records_keep_the_batches_order_when_a_part_is_trained_beside_the_group_
 def test_weights_of_parts_add_up_to_one(make_group: Any):
     groups = [part_of(make_group("a", 1, stored=0.1), Part(rollouts=[2])), make_group("b", 2)]
     flat = flatten(groups)
-    weights = losses.token_weights(flat.rollout, flat.group_of_rollout, flat.share)
+    weights = per_response(flat.rollout, flat.group_of_rollout, share=flat.share)
     assert weights.sum().item() == pytest.approx(1)
     assert weights[flat.group_of_rollout[flat.rollout] == 0].sum().item() == pytest.approx(1 / 5)
 

@@ -57,7 +57,8 @@ def test_a_record_holds_the_sums_of_its_tokens() -> None:
     p = torch.tensor([0.9, 0.5, 0.2, 0.7])
     p_ref = torch.tensor([0.6, 0.5, 0.4, 0.7])
     advantages = torch.tensor([1.0, 1.0, -0.5, 0.0])
-    r = statistics.record("g", p.log(), p_ref.log(), advantages, clip_low=0.2, clip_high=0.2)
+    dead = torch.tensor([True, False, True, False])
+    r = statistics.record("g", p.log(), p_ref.log(), advantages, dead)
     d = (p.double().log() - p_ref.double().log()).numpy()
     assert (r.tokens, r.tokens_positive, r.tokens_negative) == (4, 2, 1)
     assert r.mean_p_positive == pytest.approx(0.7)
@@ -68,7 +69,8 @@ def test_a_record_holds_the_sums_of_its_tokens() -> None:
     assert r.drift == pytest.approx((d**2).mean(), abs=1e-6)
     assert r.max_abs_d == pytest.approx(np.abs(d).max(), abs=1e-6)
     assert r.k3 == pytest.approx((np.exp(d) - 1 - d).mean(), abs=1e-6)
-    assert r.dead_share == 0.5  # the first (p up by half, A > 0) and the third (p halved, A < 0)
+    assert r.dead_share == 0.5
+    assert r.sum_abs_d == pytest.approx(np.abs(d).sum(), abs=1e-6)
     assert r.entropy == pytest.approx(-np.log(p.double().numpy()).mean(), abs=1e-6)
 
 

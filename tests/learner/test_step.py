@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax
 
-from services.learner import loss as losses
 from services.learner import policy, statistics
 from services.learner.batching import flatten, micro_batches
+from services.learner.losses.denominators import per_response
 from services.learner.model_files import find_model
 from services.learner.step import forward, scan, train_step
 from services.learner.stop import Stopped
+from tests.tiny_model import VOCABULARY
 
 ATLAS_POLICY = Path(__file__).resolve().parents[2] / "examples" / "atlas" / "policy"
 
@@ -164,7 +165,7 @@ def test_chunked_logits_give_the_same_values_and_gradient(
 ) -> None:
     rows = make_group("g", 3).rows
     grads = []
-    for at_once in (2**25, 96 * 3):
+    for at_once in (2**25, VOCABULARY * 3):
         monkeypatch.setattr(policy, "LOGITS_AT_ONCE", at_once)
         model.zero_grad()
         logp = policy.logprobs(model, rows, temperature=0.7)
@@ -202,7 +203,7 @@ def test_a_stop_is_taken_between_micro_batches(model: Any, make_group: Any, make
 
 def test_token_weights_of_a_batch_add_up_to_one(make_group: Any) -> None:
     flat = flatten([*groups_of(make_group)[1]])
-    assert losses.token_weights(flat.rollout, flat.group_of_rollout).sum().item() == pytest.approx(1)
+    assert per_response(flat.rollout, flat.group_of_rollout).sum().item() == pytest.approx(1)
 
 
 def test_the_policy_of_the_demo_takes_a_step(make_group: Any, make_trainer: Any) -> None:
