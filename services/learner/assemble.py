@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from services.learner import checkpoint
@@ -15,18 +16,22 @@ from services.learner.policy import load_policy, pick_device, pick_dtype
 from services.learner.step import Trainer
 from services.learner.stop import Stop
 from shared.config import Config
+from shared.messages import Cursor
 
 log = logging.getLogger("headrace")
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """`step`: steps trained already. `lineage`: the one that trained them, -1 when there are none."""
+    """`step`: steps trained already. `lineage`: the one that trained them, -1 when there are none. `cursor`: as of
+    `step`.
+    """
 
     trainer: Trainer
     companions: dict[str, bytes]
     step: int
     lineage: int
+    cursor: Cursor | None
 
 
 def assemble(config: Config, stop: Stop) -> Assembled:
@@ -45,20 +50,22 @@ def assemble(config: Config, stop: Stop) -> Assembled:
         frozen = load_policy(find_model(config.model.kl_reference, "model.kl_reference"), dtype, device)
         frozen.requires_grad_(False)
     optimiser = Optimiser(model.parameters(), config.learner, config.run.steps)
-    step, lineage = 0, -1
+    step, lineage, cursor = 0, -1, None
     if found:
         state = found[1]
         optimiser.load(state["optimiser"])
         torch.set_rng_state(state["rng"])
         step, lineage = state["step"], state["lineage"]
+        cursor = msgspec.convert(state.get("cursor"), Cursor | None)
         log.info("resuming at step %d from %s", step, folder)
     trainer = Trainer(model, frozen, optimiser, config.learner, config.rollout.temperature, Clock(), stop)
-    return Assembled(trainer, read_companions(folder), step, lineage)
+    return Assembled(trainer, read_companions(folder), step, lineage, cursor)
 
 
-def trainer_state(trainer: Trainer, step: int, lineage: int) -> dict[str, Any]:
+def trainer_state(trainer: Trainer, step: int, lineage: int, cursor: Cursor | None) -> dict[str, Any]:
     """What a checkpoint holds beside the model."""
-    return {"step": step, "lineage": lineage, "optimiser": trainer.optimiser.state(), "rng": torch.get_rng_state()}
+    counts = {"step": step, "lineage": lineage, "cursor": msgspec.to_builtins(cursor)}
+    return counts | {"optimiser": trainer.optimiser.state(), "rng": torch.get_rng_state()}
 
 
 def _share_of_cores(actors: int) -> int:

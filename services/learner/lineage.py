@@ -18,17 +18,26 @@ def saved_key(keys: Keys) -> str:
     return keys.prefix + "saved"
 
 
-def lost_steps(step: int, saved: int) -> str:
-    """What to tell when the newest whole checkpoint (of `step`) is behind what was acknowledged (`saved`)."""
+def lost_steps(step: int, first: int) -> str:
+    """What to tell when the weights are those of `step` and no batch before step `first` is to be had any more."""
     return (
-        f"the newest whole checkpoint is of step {step}, and the batches below step {saved} are gone: "
-        f"going on at step {saved} with the weights of step {step}."
+        f"the newest whole checkpoint is of step {step}, and the batches below step {first} are gone: "
+        f"going on at step {first} with the weights of step {step}."
     )
+
+
+def remember(pipe: Any, keys: Keys, lineage: int, saved: int) -> None:
+    """Queue both numbers again, for a server that may have lost them."""
+    pipe.set(_counter(keys), lineage + 1)
+    pipe.set(saved_key(keys), saved)
 
 
 def open_lineage(client: Any, keys: Keys, last: int) -> int:
     """The number of this life of the learner: one more than the last that Redis or the checkpoint knows."""
-    counter = keys.prefix + "lineage"  # how many there have been
-    lineage = max(client.incr(counter) - 1, last + 1)
-    client.set(counter, lineage + 1)
+    lineage = max(client.incr(_counter(keys)) - 1, last + 1)
+    client.set(_counter(keys), lineage + 1)
     return lineage
+
+
+def _counter(keys: Keys) -> str:
+    return keys.prefix + "lineage"  # how many there have been

@@ -3,6 +3,7 @@
     Scan         -> ScanResult, with the entry's acknowledgement in one transaction
     Batch        -> train, publish; weights notice, l_ref and Trained in one transaction
                     acknowledged at the CHECKPOINT that contains it, so that after a crash it is given again
+    Sync         -> what replay has not heard of is told again, and Hello
     Finish       -> final checkpoint, leave
 
 A step is trained once per lineage. A transaction whose reply was lost is sent again, so a reader may see an entry twice
@@ -19,6 +20,7 @@ from services.learner.patience import patiently
 from services.learner.policy import context_of, vocabulary_of
 from services.learner.stop import Stop
 from services.learner.store import Fetched, Store
+from services.learner.told import Told, add_trained
 from shared import events, streams
 from shared.config import Config
 from shared.messages import (
@@ -29,6 +31,7 @@ from shared.messages import (
     Message,
     Scan,
     ScanResult,
+    Sync,
     Trained,
     WeightsNotice,
     Work,
@@ -36,7 +39,7 @@ from shared.messages import (
     encode,
 )
 from shared.redis_client import connect
-from shared.streams import LEARNER, Entry, Keys, SyncInbox
+from shared.streams import FIELD, LEARNER, Entry, Keys, SyncInbox
 from shared.versions import Version
 
 log = logging.getLogger("headrace")
@@ -73,6 +76,8 @@ class Loop:
         )
         self._lost = (self.step, acknowledged) if acknowledged > self.step else None
         self.step = max(self.step, acknowledged)
+        self._cursor = made.cursor if self.step == made.step else None
+        self._told, self._behind = Told(), False
         self._open: list[tuple[bytes, int]] = []  # (entry, step) of batches that no checkpoint holds yet
         self._saved_step = made.step if made.lineage >= 0 else -1
         self._canary = publish.sampled_sequences(model, config.weights.canary_sequences, config.weights.canary_tokens)
@@ -107,16 +112,18 @@ class Loop:
             self._scan(entry, work)
         elif isinstance(work, Batch):
             self._batch(entry, work)
+        elif isinstance(work, Sync):
+            self._answer(entry, work)
         else:
             return self._finish(entry)
         return False
 
     def _announce(self) -> None:
         publish.clear_unfinished(self.config.weights_dir)
-        notice = self._publish()
+        self._notice = self._publish()
         with self.client.pipeline(transaction=True) as pipe:
-            self._add_notice(pipe, notice)
-            self._add(pipe, Hello(version=self.version))
+            self._add_notice(pipe, self._notice)
+            self._add(pipe, self._hello())
             if self._saved_step >= 0:  # the crash may have come between the checkpoint and the word of it
                 self._add(pipe, Checkpointed(version=self.version, step=self._saved_step))
                 events.emit(pipe, self.keys, "resumed", service="learner", step=self.step, lineage=self.lineage)
@@ -164,12 +171,51 @@ class Loop:
         elif batch.step < self.step:
             self._open.append((entry.id, batch.step))
         elif batch.step > self.step:
-            self._refuse(entry, f"a batch for step {batch.step}, and the learner is at step {self.step}")
+            self._ask_for_what_is_missing(entry, batch)
         else:
             self._train(batch)
             self._open.append((entry.id, batch.step))
             if self.step % self.config.learner.checkpoint_every == 0 or self.step == self.config.run.steps:
                 self._checkpoint()
+
+    def _ask_for_what_is_missing(self, entry: Entry, batch: Batch) -> None:
+        """Batches before this one did not come: replay says which it still has (Sync), and sends those again."""
+        with self.client.pipeline(transaction=True) as pipe:
+            streams.ack(pipe, self.keys.work, LEARNER, entry.id)
+            if not self._behind:
+                log.warning("a batch for step %d came, and the learner is at step %d", batch.step, self.step)
+                self._add(pipe, self._hello(again=True))
+            self._send("ask for missing batches", pipe)
+        self._behind = True
+
+    def _answer(self, entry: Entry, sync: Sync) -> None:
+        """Say where the learner is, and again what replay has lost; leave out steps that nobody can give any more."""
+        first = min([sync.step, *sync.batches])
+        skipped = (self.step, first) if first > self.step else None
+        if skipped:
+            self.step, self._cursor = first, None
+            self._notice = self._publish()
+        lacking = self._told.lacking(sync)
+        references = self._patiently(
+            "look for payloads", lambda: self._told.references(self.client, self.keys, lacking)
+        )
+        newest: Any = self._patiently(
+            "read the newest notice", lambda: self.client.xrevrange(self.keys.weights, count=1)
+        )
+        with self.client.pipeline(transaction=True) as pipe:
+            for trained in lacking:
+                log.warning("step %d is told again: replay has lost the word of it", trained.step)
+                add_trained(pipe, self.keys, trained, references)
+            if not newest or newest[0][1][FIELD] != encode(self._notice):
+                self._add_notice(pipe, self._notice)
+            lineage.remember(pipe, self.keys, self.lineage, max(self._saved_step, 0))
+            self._add(pipe, self._hello())
+            if skipped:
+                events.emit(pipe, self.keys, "warning", service="learner", text=lineage.lost_steps(*skipped))
+            streams.ack(pipe, self.keys.work, LEARNER, entry.id)
+            self._send("say where the learner is", pipe)
+        self._behind = False
+        metrics.announce(self.version)
 
     def _train(self, batch: Batch) -> None:
         before = self.version
@@ -182,7 +228,7 @@ class Loop:
             groups = [*replay.groups, *fresh.groups]
             w = self.config.weights
             self._canary = publish.stored_sequences(groups, w.canary_sequences, w.canary_tokens) or self._canary
-            notice = self._publish()
+            self._notice = self._publish()
 
         numbers = metrics.step_metrics(totals, records, len(replay.groups), fresh.groups, before)
         read_bytes, reads = self.store.lap()
@@ -194,14 +240,15 @@ class Loop:
             rejected=[*replay.refused, *fresh.refused],
             metrics=numbers,
         )
+        kept = fresh.groups if self._keeps_references else []
+        references = {group.id: self.store.reference_bytes(group) for group in kept}
+        self._cursor = batch.cursor
         with self.client.pipeline(transaction=True) as pipe:
-            if self._keeps_references:
-                for group in fresh.groups:
-                    pipe.set(self.keys.reference(group.id), self.store.reference_bytes(group))
-            self._add_notice(pipe, notice)
-            self._add(pipe, trained)
+            self._add_notice(pipe, self._notice)
+            add_trained(pipe, self.keys, trained, references)
             self._warn_of_gap(pipe, numbers)
             self._send("send a trained step", pipe)
+        self._told.keep(trained, references)
         with self.trainer.clock("publish"):
             in_use = self._patiently("read heartbeats", lambda: publish.versions_in_use(self.client, self.keys))
             publish.delete_unused(self.config.weights_dir, in_use)
@@ -228,7 +275,7 @@ class Loop:
                 c.checkpoints_dir,
                 self.step,
                 lambda folder: publish.write_model(self.trainer.model, self._companions, folder),
-                assemble.trainer_state(self.trainer, self.step, self.lineage),
+                assemble.trainer_state(self.trainer, self.step, self.lineage, self._cursor),
             )
             self._saved_step = self.step
             with self.client.pipeline(transaction=True) as pipe:
@@ -238,6 +285,9 @@ class Loop:
                 self._send("acknowledge the saved batches", pipe)
             self._open.clear()
             checkpoint.prune(c.checkpoints_dir, c.learner.keep_last, c.learner.keep_every)
+
+    def _hello(self, *, again: bool = False) -> Hello:
+        return Hello(version=self.version, cursor=self._cursor, again=again)
 
     def _publish(self) -> WeightsNotice:
         canary = publish.canary_of(self.trainer.model, self._canary)

@@ -16,12 +16,14 @@ from shared.config import Config, build
 from shared.messages import (
     Batch,
     Checkpointed,
+    Cursor,
     Finish,
     Hello,
     Message,
     Result,
     Scan,
     ScanResult,
+    Sync,
     Trained,
     WeightsNotice,
     decode,
@@ -32,6 +34,7 @@ from shared.streams import FIELD, Keys
 from shared.versions import Version
 
 KEYS = Keys("test")
+CURSOR = Cursor(issued=9, lost=1, refilled=0, untrained=[6, 7])
 Feed = Callable[..., None]
 
 
@@ -68,7 +71,7 @@ def feed(client: Any, make_payload: Any) -> Feed:
 
 
 def batch(step: int, replay: list[str] | None = None) -> Batch:
-    return Batch(step=step, replay=replay or [], fresh=[f"{step}a", f"{step}b"])
+    return Batch(step=step, replay=replay or [], fresh=[f"{step}a", f"{step}b"], cursor=CURSOR)
 
 
 def start(config: Config) -> Loop:
@@ -244,13 +247,76 @@ def test_a_batch_that_comes_twice_is_trained_once(config: Config, client: Any, f
 def test_what_makes_no_sense_is_buried_and_the_rest_goes_on(config: Config, client: Any, feed: Feed) -> None:
     loop = start(config)
     streams.add(client, KEYS.work, b"\xc1")
-    feed(batch(5))
     feed(batch(0))
     work_off(loop)
     assert [t.step for t in results(client, Trained)] == [0]
     reasons = [f[b"reason"].decode() for _, f in client.xrange(KEYS.dead)]
     assert "not a valid message" in reasons[0]
-    assert "a batch for step 5, and the learner is at step 0" in reasons[1]
+
+
+def test_batches_ahead_of_the_learner_are_asked_for_once_and_trained_when_what_is_missing_comes(
+    config: Config, client: Any, feed: Feed
+) -> None:
+    loop = start(config)
+    feed(batch(1))
+    feed(batch(2))
+    work_off(loop)
+    assert results(client)[1:] == [Hello(version=Version(0, 0), again=True)]
+    assert pending(client) == 0
+    feed(Sync(step=2, batches=[0, 1, 2]))
+    for step in range(3):
+        feed(batch(step))
+    work_off(loop)
+    assert [t.step for t in results(client, Trained)] == [0, 1, 2]
+
+
+def test_steps_that_nobody_can_give_any_more_are_left_out_with_a_warning(
+    config: Config, client: Any, feed: Feed
+) -> None:
+    loop = start(config)
+    feed(batch(4))
+    feed(Sync(step=5, batches=[3, 4]))
+    for step in (3, 4):
+        feed(batch(step))
+    work_off(loop)
+    assert results(client, Hello)[-1] == Hello(version=Version(0, 3))
+    assert [t.step for t in results(client, Trained)] == [3, 4]
+    assert any(b"going on at step 3 with the weights of step 0" in f[FIELD] for _, f in client.xrange(KEYS.events))
+    assert weights.published(config.weights_dir)[-1] == Version(0, 5)
+
+
+def test_a_step_that_replay_lost_the_word_of_is_told_again_and_not_trained_again(
+    config: Config, client: Any, feed: Feed
+) -> None:
+    loop = start(config)
+    feed(batch(0))
+    work_off(loop)
+    told, reference = results(client, Trained), client.get(KEYS.reference("0a"))
+    client.delete(KEYS.results, KEYS.weights, KEYS.reference("0a"))  # the server lost its last second
+    client.delete(KEYS.payload("0b"), KEYS.reference("0b"))
+    streams.add(client, KEYS.work, encode(batch(0)))
+    feed(Sync(step=0, batches=[0]))
+    work_off(loop)
+    assert results(client) == [*told, Hello(version=Version(0, 1), cursor=CURSOR)]
+    assert client.get(KEYS.reference("0a")) == reference
+    assert client.get(KEYS.reference("0b")) is None, "no l_ref without its group"
+    assert decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice).version == Version(0, 1)
+
+
+def test_an_emptied_server_is_told_where_the_learner_is(config: Config, client: Any, feed: Feed) -> None:
+    loop = start(config)
+    for step in range(3):
+        feed(batch(step))
+    work_off(loop)
+    client.flushall()
+    loop.inbox.create()
+    feed(Sync(step=0, batches=[]))
+    work_off(loop)
+    assert results(client) == [Hello(version=Version(0, 3), cursor=CURSOR)]
+    assert decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice).version == Version(0, 3)
+    again = start(config)
+    assert again.version == Version(1, 2), "a lineage is not used again"
+    assert results(client, Hello)[-1].cursor == CURSOR, "the checkpoint knows how far the data set is used"
 
 
 def test_with_the_newest_checkpoint_damaged_it_goes_on_where_the_batches_do(
