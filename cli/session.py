@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +52,11 @@ class Outcome:
 class Session:
     """The processes of one run while the command is there."""
 
-    def __init__(self, config: Config, screen: Screen, cores: int) -> None:
-        self.config, self.screen = config, screen
+    def __init__(
+        self, config: Config, screen: Screen, cores: int, enough: Callable[[dict[str, Any]], bool] = lambda event: False
+    ) -> None:
+        """`enough`: of an event, whether the run may stop before its last step; `had_enough` says that it did."""
+        self.config, self.screen, self._enough, self.had_enough = config, screen, enough, False
         self.run_dir = config.run_dir
         self.specs = plan.services_of(config, cores)
         self.started = time.time()
@@ -192,6 +195,9 @@ class Session:
         for id, record in events.parse(reply):
             self.recorder.add(id, record)
             self._show_record(record)
+            if self._enough(record):
+                self.had_enough = True
+                self._stop.set()
 
     def _show_record(self, record: dict[str, Any]) -> None:
         self.view.update(record)

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -> Any:
     """The configuration to run, with absolute paths and real ports. An env.url that the user wrote stays as it is."""
-    from cli import plan, ports
+    from cli import plan
     from shared.config import load
     from shared.errors import UserError
 
@@ -82,6 +82,13 @@ def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -
     else:
         config = load(config_file, overrides)
         follows = "url" not in config.env.model_fields_set
+    return addressed(config, follows)
+
+
+def addressed(config: Any, follows: bool) -> Any:
+    """With absolute paths and real ports; `follows`: env.url is that of the retriever which this run starts."""
+    from cli import plan, ports
+
     values: dict[str, object] = {}
     if config.replay.port == 0:
         values["replay.port"] = ports.free_port()
