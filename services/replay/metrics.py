@@ -90,6 +90,7 @@ class ReplayMetrics:
             "replayed",
             "mixed",
             "lost",
+            "filtered",
             "failed",
             "rejected",
             "duplicates",

@@ -80,6 +80,7 @@ def step_event(config: Config, state: State, batch: Composed, done: Trained, sec
         "groups_trained": c.trained,
         "groups_replayed": c.replayed,
         "groups_lost": c.lost,
+        "groups_filtered": c.filtered,
         "groups_failed": c.failed,
         "groups_rejected": c.rejected,
         "groups_trained_twice": c.trained_twice,

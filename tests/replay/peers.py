@@ -58,10 +58,12 @@ class PeerActor:
         self.client, self.keys = client_of(url), Keys(config.run.name)
         self.rng, self.fail_share, self.slots = random.Random(seed), fail_share, 4
         self.payload_bytes = payload_bytes
+        self.right_share = 0.5
         self.id = f"peer-{uuid.uuid4().hex[:6]}"
         self.store = GroupStore(self.client, self.keys)
         self.version = Version(0, 0)
         self.begun_too_early: list[str] = []
+        self.headers: dict[str, GroupHeader] = {}
 
     async def run(self) -> None:
         inbox = Inbox(self.client, self.keys.tasks, ACTORS, self.id, reclaim_ms=400)
@@ -85,24 +87,33 @@ class PeerActor:
             self.begun_too_early.append(task.id)
         await asyncio.sleep(self.rng.expovariate(1 / 0.004))
         failed = self.rng.random() < self.fail_share
-        header = header_for(task, self.rng, Version(version.lineage, max(version.number, task.min_version)), failed)
+        header = header_for(task, self.rng, Version(version.lineage, max(version.number, task.min_version)), failed,
+                            self.right_share)  # fmt: skip
         header = msgspec.structs.replace(header, payload_bytes=0 if failed else self.payload_bytes)
         payload = b"" if failed or task.kind == "eval" else b"p" * header.payload_bytes
-        await self.store.store(task.id, messages.encode(header), payload, entry.id)
+        if await self.store.store(task.id, messages.encode(header), payload, entry.id) and not failed:
+            self.headers[task.id] = header
 
 
-def header_for(task: Task, rng: random.Random, version: Version, failed: bool = False) -> GroupHeader:
+def header_for(
+    task: Task, rng: random.Random, version: Version, failed: bool = False, right_share: float = 0.5
+) -> GroupHeader:
     """A header with random outcomes."""
     g = task.group_size
-    correct = [rng.random() < 0.5 for _ in range(g)]
+    correct = [rng.random() < right_share for _ in range(g)]
     return GroupHeader(
         id=task.id, kind=task.kind, number=task.number, attempt=task.attempt, round=task.round, actor="peer",
         data_source=task.data_source, rewards=[float(c) for c in correct], correct=correct,
-        signs=[1 if c else -1 for c in correct], statuses=["finished"] * g, prompt_tokens=5, sampled_tokens=[7] * g,
+        signs=signs_of(correct), statuses=["finished"] * g, prompt_tokens=5, sampled_tokens=[7] * g,
         total_tokens=[9] * g, searches=[1] * g, version_min=version, version_max=version, headroom=rng.random(),
         payload_bytes=0 if failed else 64, seconds=0.1, env_seconds=0.0, fingerprints={"tokenizer": "a"},
         failure="the environment did not answer" if failed else "",
     )  # fmt: skip
+
+
+def signs_of(correct: list[bool]) -> list[int]:
+    """Of the advantages that the rewards 0 and 1 give."""
+    return [1 if c else -1 for c in correct] if len(set(correct)) > 1 else [0] * len(correct)
 
 
 class PeerLearner:
@@ -117,6 +128,7 @@ class PeerLearner:
         self.scans: list[Scan] = []
         self.rng, self.max_drift = random.Random(seed), max_drift
         self.finished = False
+        self.headers: dict[str, GroupHeader] = {}  # of all groups, for a test to look at
 
     async def run(self) -> None:
         """One life: from the checkpoint until cancelled or finished."""

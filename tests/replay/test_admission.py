@@ -17,8 +17,8 @@ def run_system(
     dropped: frozenset[int] | set[int] = frozenset(),
 ) -> list[list[tuple]]:
     """An event-driven simulation: tasks take `durations` (cyclic), a task in `failures` fails once, a group in
-    `dropped` is dropped on arrival. Returns, per step, (number, version it was issued under) of its groups. Asserts that it
-    never stalls."""
+    `dropped` is dropped on arrival. Returns, per step, (number, version it was issued under) of its groups. Asserts
+    that it never stalls."""
     version, issued, gone, clock, place = 0, 0, 0, 0.0, 0
     running: list[tuple[float, int, int, int]] = []  # end, number, version, attempt
     arrived: list[tuple[Fresh, int]] = []

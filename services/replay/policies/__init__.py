@@ -54,6 +54,16 @@ def nothing(header: GroupHeader) -> bool:
     return False
 
 
+def everything(header: GroupHeader) -> bool:
+    """Every group."""
+    return True
+
+
+def no_slots(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:
+    """The order of a policy that replays nothing."""
+    return np.zeros(0, np.intp)
+
+
 def oldest(buffer: Buffer, capacity: int) -> list[str]:
     """The paper's eviction: first in, first out."""
     return buffer.over_capacity(capacity)
@@ -71,6 +81,9 @@ class Policy:
     evicts(buffer, capacity): the ids that leave when a step's groups have entered.
     replaces(header): fresh groups whose place in the batch a replayed group takes, so that no more are replayed than
         there are such groups; one that finds no replacement is trained. None: replayed groups come on top.
+    trains(header): whether a fresh group is trained at all. One that is not takes its place in a step's count of
+        fresh groups all the same, and the batch is smaller.
+    refills: such a group is dropped when it arrives instead, and another task is issued in its place.
     """
 
     name: str
@@ -79,6 +92,8 @@ class Policy:
     keeps: OfHeader = mixed
     evicts: Evicts = oldest
     replaces: OfHeader | None = None
+    trains: OfHeader = everything
+    refills: bool = False
 
 
 def names() -> list[str]:

@@ -1,0 +1,29 @@
+"""What the buffer keeps of a group, from its header and the learner's record of its training as a fresh one."""
+
+import numpy as np
+
+from services.replay.buffer import Row
+from shared.advantages import group_advantages
+from shared.messages import GroupHeader, Record
+
+
+def new_row(sequence: int, step: int, prompt: int, header: GroupHeader, record: Record | None) -> Row:
+    """A group that enters the buffer; `record` is of its first training, `prompt` its question's place."""
+    reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
+    return Row(
+        id=header.id,
+        sequence=sequence,
+        step=step,
+        headroom_ref=reference,
+        headroom=reference,
+        drift=float("nan"),
+        uses=0,
+        tokens=sum(header.sampled_tokens),
+        bytes=header.payload_bytes,
+        prompt=prompt,
+        right=header.right,
+        scored=len(header.scored),
+        reward_mean=float(np.mean(header.scored)),
+        reward_std=float(np.std(header.scored, ddof=1)),
+        advantage=float(np.abs(group_advantages(header.rewards)).sum()),
+    )
