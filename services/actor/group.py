@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from services.actor import metrics
@@ -15,6 +16,10 @@ from shared.payload import Payload
 from shared.rewards import Scored, score
 from shared.seeds import derive
 from shared.versions import Version
+
+SCORING_S = 20.0  # at least, for a group whose rollouts took all of its time
+# Of their own: they wait for the comparing processes, and a swap of weights must find a free thread meanwhile.
+_SCORERS = ThreadPoolExecutor(4, thread_name_prefix="score")
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ async def roll_out(
     await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s)
     metrics.ENV_FAILURES.inc(sum(r.status == ENV_FAILED for r in rollouts))
     metrics.TIMEOUTS.inc(sum(r.status == TIMED_OUT for r in rollouts))
-    scores = await score_rollouts(rollouts, task.ground_truth, config)
+    scores_by = max(started + config.rollout.deadline_s, time.monotonic() + SCORING_S)
+    scores = await score_rollouts(rollouts, task.ground_truth, config, scores_by)
     origin = Origin(
         run=config.run.name, actor=actor, fingerprints=marks, version=version(), seconds=time.monotonic() - started
     )
@@ -80,17 +86,23 @@ async def _play_all(task: Task, player: Player, prompt: list[int], rollouts: lis
         await asyncio.gather(*plays, return_exceptions=True)
 
 
-async def score_rollouts(rollouts: list[Rollout], ground_truth: list[str], config: Config) -> list[Scored]:
-    """A score per rollout, from sampled text only; unscored where the rollout did not end by itself."""
+async def score_rollouts(
+    rollouts: list[Rollout], ground_truth: list[str], config: Config, deadline: float
+) -> list[Scored]:
+    """A score per rollout, from sampled text only; unscored where the rollout did not end by itself.
+
+    Also unscored: what math-verify did not come to before `deadline` (of time.monotonic), being busy with others.
+    """
 
     def one(rollout: Rollout) -> Scored:
         if not rollout.scored:
             return Scored(None, False)
-        text = rollout.sampled_text
-        return score(config.reward.kind, text, ground_truth, format_score=config.reward.format_score)
+        text, form = rollout.sampled_text, config.reward.format_score
+        return score(config.reward.kind, text, ground_truth, format_score=form, deadline=deadline)
 
     if config.reward.kind == "math":  # math asks a worker process and may wait for it
-        return list(await asyncio.gather(*(asyncio.to_thread(one, r) for r in rollouts)))
+        loop = asyncio.get_running_loop()
+        return list(await asyncio.gather(*(loop.run_in_executor(_SCORERS, one, r) for r in rollouts)))
     return [one(r) for r in rollouts]
 
 

@@ -1,44 +1,53 @@
-"""Whether two mathematical answers are equal: numbers here, everything else by math-verify in a worker process.
+"""Whether two mathematical answers are equal: numbers here, everything else by math-verify in worker processes.
 
-math-verify stops a slow comparison with a signal, which works in a main thread only and not inside C code. So
-it runs in a process of its own that is killed when the time is up; an expression made to be slow costs its time
-limit and a restart.
+Each comparison has a time limit of its own, which starts when a worker takes it up: what is too slow to compare counts
+as different, and an expression made to be slow costs its limit once, since verdicts are remembered. Waiting for a free
+worker is somebody else's fault and never makes an answer wrong: a caller with a deadline gets NotCompared instead.
 """
 
-import atexit
-import json
-import os
 import re
-import select
-import subprocess
-import sys
 import threading
+import time
+from collections import OrderedDict
 from decimal import Decimal
-from importlib.util import find_spec
-from pathlib import Path
 
-from shared.errors import UserError
+from shared.rewards.equality_pool import POOL, NotCompared
+
+__all__ = ["NotCompared", "equal", "number"]
 
 NUMBER = re.compile(r"-?\$?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
-START_S = 60.0
+LONGEST = 2000  # characters; no answer of any set is a tenth of it, and parsing time grows with the square
+REMEMBERED = 10_000
 
 
-def equal(answer: str, target: str, timeout_s: float = 5.0) -> bool:
+def equal(answer: str, target: str, timeout_s: float = 5.0, deadline: float | None = None) -> bool:
     """Whether `answer` is mathematically `target`; False where it cannot be read or compared in `timeout_s`.
 
-    Safe to call from any thread; comparisons that need the worker take turns. UserError where math-verify is
-    missing.
+    Safe to call from any thread. Raises NotCompared when no worker was free before `deadline` (of time.monotonic),
+    UserError where math-verify is missing.
     """
     answer, target = _bare(answer), _bare(target)
     if answer == target:
         return bool(answer)
+    if not answer or not target or len(answer) > LONGEST:
+        return False
     left, right = number(answer), number(target)
     if left is not None and right is not None:
         both_whole = left == left.to_integral_value() and right == right.to_integral_value()
         # Fractions that differ may still be equal to math-verify's precision.
         if left == right or both_whole:
             return left == right
-    return _WORKER.ask(answer, target, timeout_s)
+    question = (_spelled(answer, left), _spelled(target, right))
+    verdict = _VERDICTS.get(question)
+    if verdict is None:
+        patience = None if deadline is None else deadline - time.monotonic()
+        with POOL.worker(patience) as worker:
+            # another rollout may have had the same answer compared while this one waited
+            verdict = _VERDICTS.get(question)
+            if verdict is None:
+                verdict = worker.ask(*question, timeout_s)
+                _VERDICTS.put(question, verdict)
+    return verdict
 
 
 def number(text: str) -> Decimal | None:
@@ -55,69 +64,29 @@ def _bare(text: str) -> str:
     return " ".join(text.strip().strip("$").replace("\\$", "").split())
 
 
-class _Worker:
-    """The comparing process: started when first needed, restarted after it was killed or died."""
+def _spelled(text: str, value: Decimal | None) -> str:
+    """math-verify reads 3e8 as a product with Euler's number."""
+    return text if value is None else f"{value:f}"
+
+
+class _Verdicts:
+    """The last REMEMBERED comparisons; safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+        self._known: OrderedDict[tuple[str, str], bool] = OrderedDict()
 
-    def ask(self, answer: str, target: str, timeout_s: float) -> bool:
+    def get(self, question: tuple[str, str]) -> bool | None:
         with self._lock:
-            process = self._running()
-            question = json.dumps({"answer": answer, "target": target}) + "\n"
-            try:
-                reply = _exchange(process, question.encode(), timeout_s)
-            except (TimeoutError, OSError, ValueError):
-                self.stop()
-                return False
-            return bool(reply["equal"])
+            if question in self._known:
+                self._known.move_to_end(question)
+            return self._known.get(question)
 
-    def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and self._owner == os.getpid():
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe:
-                    pipe.close()
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        # A forked child must not share its parent's pipes.
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-            if self._owner == os.getpid():
-                self.stop()
-            if find_spec("math_verify") is None:
-                raise UserError("reward.kind = math needs the package math-verify: pip install 'headrace[math]'.")
-            root = str(Path(__file__).resolve().parents[2])
-            path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shared.rewards.equality_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # a Ctrl-C of the run ends it through its pipe, not in the middle of an answer
-            )
-            self._owner = os.getpid()
-            _exchange(self._process, b"{}\n", START_S)
-        return self._process
+    def put(self, question: tuple[str, str], verdict: bool) -> None:
+        with self._lock:
+            self._known[question] = verdict
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
 
 
-def _exchange(process: subprocess.Popen[bytes], question: bytes, timeout_s: float) -> dict[str, bool]:
-    """Send one line, read one. TimeoutError after `timeout_s`, OSError where the process is gone."""
-    assert process.stdin and process.stdout
-    process.stdin.write(question)
-    process.stdin.flush()
-    # One question is under way at a time, so at most one line is in the pipe and none in the buffer.
-    if not select.select([process.stdout], [], [], timeout_s)[0]:
-        raise TimeoutError
-    line = process.stdout.readline()
-    if not line:
-        raise OSError("the comparing process ended")
-    return json.loads(line)
-
-
-_WORKER = _Worker()
-atexit.register(_WORKER.stop)
+_VERDICTS = _Verdicts()

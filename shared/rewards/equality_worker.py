@@ -1,4 +1,8 @@
-"""The process behind `shared.rewards.equality`: a JSON line {"answer", "target"} in, a JSON line {"equal"} out."""
+"""A process behind `shared.rewards.equality_pool`: a JSON line {"answer", "target", "timeout_s"} in, {"equal"} out.
+
+Whoever asks kills it when the time is up. Should that one have died in the meantime, the kernel does: each question
+raises the limit on processor time by little more than its own.
+"""
 
 import json
 import logging
@@ -6,6 +10,7 @@ import resource
 import sys
 
 MEMORY_BYTES = 4 * 2**30
+IMPORT_S = 60.0
 
 
 def main() -> None:
@@ -14,7 +19,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for line in sys.stdin:
         question = json.loads(line)
-        same = bool(question) and equal(question["answer"], question["target"])
+        _allow_seconds(question.get("timeout_s", IMPORT_S))
+        same = "answer" in question and equal(question["answer"], question["target"])
         print(json.dumps({"equal": same}), flush=True)
 
 
@@ -26,6 +32,12 @@ def equal(answer: str, target: str) -> bool:
     wanted = parse(f"\\boxed{{{target}}}", parsing_timeout=0)
     given = parse(f"\\boxed{{{answer}}}", parsing_timeout=0)
     return bool(wanted) and bool(given) and verify(wanted, given, timeout_seconds=0)
+
+
+def _allow_seconds(seconds: float) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime + seconds) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 if __name__ == "__main__":

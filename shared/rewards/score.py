@@ -37,7 +37,13 @@ class Scored:
 
 
 def score(
-    kind: Kind, text: str | None, ground_truth: Any, *, format_score: bool = False, math_timeout_s: float = 5.0
+    kind: Kind,
+    text: str | None,
+    ground_truth: Any,
+    *,
+    format_score: bool = False,
+    math_timeout_s: float = 5.0,
+    deadline: float | None = None,
 ) -> Scored:
     """Score the sampled text of one rollout (no prompt, no environment text) against `ground_truth` (see
     `targets`).
@@ -45,13 +51,15 @@ def score(
     em, f1: the last <answer>; math: the last \\boxed{}, else what follows the last ####. `correct` is exact
     match for both em and f1. With `format_score` the answer's value moves the reward between the ends of
     WELL_FORMED or BADLY_FORMED; a badly formed transcript without an answer is 0. It needs the tag grammar, so
-    it does not apply to math. Unscored: no text, or no acceptable answer to compare with.
+    it does not apply to math. Unscored: no text, no acceptable answer to compare with, or an answer that could not
+    be compared before `deadline` (of time.monotonic) because others' kept the workers busy; one that is itself too
+    slow to compare is wrong.
     """
     wanted = targets(ground_truth)
     if text is None or not wanted:
         return Scored(None, False)
     if kind == "math":
-        return _score_math(text, wanted, math_timeout_s)
+        return _score_math(text, wanted, math_timeout_s, deadline)
     if kind not in ("em", "f1"):
         raise UserError(f"reward.kind is {kind!r}: it must be em, f1 or math.")
     answer = last_answer(text)
@@ -67,12 +75,20 @@ def score(
     return Scored(wrong + value * (right - wrong), correct, parts)
 
 
-def _score_math(text: str, wanted: list[str], timeout_s: float) -> Scored:
-    from shared.rewards.equality import equal
+def answer_of(kind: Kind, text: str) -> str | None:
+    """The final answer in sampled text, as it is written; None where there is none."""
+    return (last_boxed(text) or after_mark(text)) if kind == "math" else last_answer(text)
 
-    answer = last_boxed(text) or after_mark(text)
-    # Too slow to compare is wrong, not unscored: otherwise an unreadable answer would be a way out of a bad reward.
-    correct = bool(answer) and any(equal(answer, target, timeout_s) for target in wanted)
+
+def _score_math(text: str, wanted: list[str], timeout_s: float, deadline: float | None) -> Scored:
+    from shared.rewards.equality import NotCompared, equal
+
+    answer = answer_of("math", text)
+    try:
+        # Too slow to compare is wrong, not unscored: else an unreadable answer would be a way out of a bad reward.
+        correct = bool(answer) and any(equal(answer, target, timeout_s, deadline) for target in wanted)
+    except NotCompared:
+        return Scored(None, False, {"answered": 1.0})
     return Scored(float(correct), correct, {"math": float(correct), "answered": float(bool(answer))})
 
 

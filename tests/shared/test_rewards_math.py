@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.rewards import score
+from shared.rewards import answer_classes, score
 from shared.rewards.equality import equal, number
+from shared.rewards.equality_pool import POOL
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,45 @@ math_verify = pytest.mark.skipif(
         (r"\left( \frac{", "1", False),
         ("", "1", False),
         ("2.5", "3", False),
+        # fractions
+        (r"\frac{\frac{1}{2}}{3}", r"\frac16", True),
+        (r"1\frac{1}{2}", r"\frac{3}{2}", True),
+        (r"\tfrac{2}{4}", "0.5", True),
+        (r"\frac{1}{3}", "0.3", False),
+        (r"\frac{a+b}{c}", r"\frac{a}{c}+\frac{b}{c}", True),
+        ("50\\%", "50", True),
+        # units
+        (r"5\ \mathrm{m}", "5", True),
+        (r"12\text{ apples}", "12", True),
+        (r"\$1{,}200", "1200", True),
+        (r"3.0 \times 10^{8} \mathrm{~m/s}", "3e8", True),
+        (r"7\text{ cm}", "8", False),
+        ("1,234.5", "1.2345e3", True),
+        # intervals, tuples and sets
+        ("(0,1)", "[0,1]", False),
+        (r"(-\infty,1)\cup(2,\infty)", r"(2,\infty)\cup(-\infty,1)", True),
+        (r"[\frac12, 1)", "[0.5,1)", True),
+        ("(1,2)", "(2,1)", False),
+        (r"\{1,2\}", "1,2", True),
+        (r"\{1,2\}", "(1,2)", True),  # math-verify's own leniency: two numbers in braces and in parentheses
+        (r"\{\frac{1}{2},3\}", r"\{3,0.5\}", True),
+        # values spelled in other ways
+        (r"2^{10}", "1024", True),
+        (r"\sin\frac{\pi}{2}", "1", True),
+        (r"\log_2 8", "3", True),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", True),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", False),
+        ("3+4i", "4i+3", True),
+        (r"\pi", "3.14159", False),
+        # malformed
+        (r"\frac{", "1", False),
+        (r"}}}{{{", "1", False),
+        (r"\sqrt{\sqrt{\sqrt{", "1", False),
+        (r"\begin{pmatrix}1", "1", False),
+        (r"\left(1", "1", False),
+        ("\x00\x01", "1", False),
+        (r"\unknown{3}", "4", False),
+        ("1" + "+1" * 3000, "3001", False),
     ],
 )
 def test_expressions_are_compared_by_value(answer: str, target: str, same: bool):
@@ -89,6 +129,94 @@ def test_a_slow_expression_costs_its_time_limit_and_no_more():
     assert time.monotonic() - started < 3
     assert (scored.reward, scored.correct) == (0.0, False)
     assert equal("1/3", "2/6", timeout_s=20), "the next comparison has a new worker"
+
+
+SLOW = [
+    r"9^{9^{9^{9}}}",
+    r"\binom{10^{9}}{5\cdot 10^{8}}",
+    "(" * 40 + "x+1" + ")^{9}" * 40,
+    r"\int_0^1 e^{x^{x^{x}}} \sin(x^{99}) dx",
+    "+".join(rf"\sqrt{{\sqrt{{{i}}}+\sqrt{{{i + 1}}}}}" for i in range(1, 60)),
+]
+
+
+def warm_up() -> None:
+    """Wait until both workers are up: how long starting takes is not what the tests below measure."""
+    with POOL.worker(None) as one, POOL.worker(None) as two:
+        assert one.ask("1/3", "2/6", 20)
+        assert two.ask("1/3", "2/6", 20)
+
+
+@math_verify
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", SLOW)
+def test_the_time_limit_holds_whatever_is_written(expression: str):
+    warm_up()
+    started = time.monotonic()
+    assert equal(expression, r"7\sqrt{11}", timeout_s=0.5) is False
+    assert time.monotonic() - started < 2.5
+
+
+@math_verify
+def test_the_same_slow_answer_is_paid_for_once():
+    assert score("math", r"\boxed{8^{8^{8^{8}}}}", "7", math_timeout_s=0.5).correct is False
+    started = time.monotonic()
+    for _ in range(16):
+        assert score("math", r"\boxed{8^{8^{8^{8}}}}", "7", math_timeout_s=5).correct is False
+    assert time.monotonic() - started < 0.1
+
+
+@math_verify
+def test_a_quick_answer_is_not_held_up_by_a_slow_one():
+    warm_up()
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(equal, r"7^{7^{7^{7^{7}}}}", "7", 3.0)
+        time.sleep(0.2)
+        assert equal("5/3", "10/6", timeout_s=20)
+        assert not slow.done()
+    assert slow.result() is False
+
+
+@math_verify
+def test_who_waits_for_others_until_the_deadline_is_unscored_not_wrong():
+    warm_up()
+    with ThreadPoolExecutor(2) as pool:
+        busy = [pool.submit(equal, rf"6^{{6^{{6^{{6^{{{i}}}}}}}}}", "7", 1.5) for i in (6, 7)]
+        time.sleep(0.3)
+        waited = score("math", r"\boxed{11/3}", r"\frac{22}{6}", deadline=time.monotonic() + 0.2)
+        plain = score("math", r"\boxed{11}", "11", deadline=time.monotonic())
+    assert (waited.reward, waited.correct) == (None, False)
+    assert plain.reward == 1.0, "numbers need no worker"
+    assert [b.result() for b in busy] == [False, False]
+
+
+@math_verify
+@pytest.mark.slow
+def test_a_worker_whose_caller_died_ends_by_itself(tmp_path: Path):
+    script = (
+        "import threading, time, os; from shared.rewards.equality_pool import Worker; w = Worker();"
+        "threading.Thread(target=w.ask, args=('9^{9^{9^{9}}}', '7', 0.2), daemon=True).start();"
+        "[time.sleep(0.1) for _ in iter(lambda: w._ready, True)]; time.sleep(0.2);"
+        "print(w._process.pid, flush=True); os._exit(0)"
+    )
+    pid = int(subprocess.check_output([sys.executable, "-c", script], text=True, timeout=60))
+    deadline = time.monotonic() + 15
+    while _runs(pid):
+        assert time.monotonic() < deadline, "the worker still computes for nobody"
+        time.sleep(0.2)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "equality_worker" in Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@math_verify
+def test_answers_are_one_class_when_they_are_equal():
+    answers = ["1/2", r"\frac12", None, "0.5", "2", "", "2.0", r"\sqrt{4}"]
+    assert answer_classes("math", answers) == [0, 0, None, 0, 1, None, 1, 1]
 
 
 @math_verify
