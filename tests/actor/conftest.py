@@ -12,7 +12,7 @@ from shared import weights
 from shared.config import Config, build
 from shared.messages import CanarySequence, WeightsNotice
 from shared.versions import Version
-from tests.actor import tiny_model
+from tests import tiny_model
 
 torch.set_num_threads(1)
 

@@ -37,7 +37,7 @@ from shared.redis_client import connect
 from shared.seeds import derive
 from shared.streams import ACTORS, FIELD, Keys, SyncInbox, add
 from shared.versions import Version
-from tests.actor.tiny_model import WORDS
+from tests.tiny_model import WORDS
 
 KEYS = Keys("test")
 T = TypeVar("T")

@@ -1,7 +1,9 @@
 """The batched, cached torch engine against loops of a dozen lines."""
 
 import asyncio
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +84,16 @@ async def test_a_turn_that_goes_on_from_a_kept_one_is_computed_the_same(engine, 
         tokens, logprobs = plain_loop(model_dir, prompt, s)
         assert g.ids == tokens
         assert np.abs(np.array(g.logprobs) - logprobs).max() < 1e-5
+
+
+async def test_sampling_parameters_in_the_models_own_files_are_ignored(engine, model_dir):
+    its_own = json.loads((model_dir / "generation_config.json").read_text())
+    assert (its_own["top_k"], its_own["temperature"], its_own["repetition_penalty"]) == (1, 0.1, 5.0)
+    s = Sampling(1.0, 30, 0)
+    got = await asyncio.gather(*(engine.generate([3, 20, 2, 4], replace(s, seed=i)) for i in range(16)))
+    assert len({g.ids[0] for g in got}) > 4  # top-k 1 has one
+    for i, g in enumerate(got):
+        assert g.ids == plain_loop(model_dir, [3, 20, 2, 4], replace(s, seed=i))[0]
 
 
 async def test_greedy_ignores_the_seed(engine):

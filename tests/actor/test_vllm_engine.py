@@ -1,6 +1,7 @@
 """One real vLLM engine on this machine for the whole module; a model with TIED embeddings."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,16 @@ async def test_sampled_tokens_have_the_log_probabilities_of_transformers(engine,
         if g.finish == "eos":
             assert g.ids[-1] in (2, 5)
     assert {g.ids[-1] for _, _, g in got if g.finish == "eos"} == {2, 5}  # both ends of the generation config
+
+
+async def test_sampling_parameters_in_the_models_own_files_are_ignored(engine, model_dir, full_logprobs):
+    its_own = json.loads((model_dir / "generation_config.json").read_text())
+    assert (its_own["top_k"], its_own["temperature"], its_own["repetition_penalty"]) == (1, 0.1, 5.0)
+    prompt = [3, 20, 2, 4]
+    got = await asyncio.gather(*(engine.generate(prompt, Sampling(1.0, 30, i)) for i in range(16)))
+    assert len({g.ids[0] for g in got}) > 4  # top-k 1 has one
+    for g in got:
+        assert np.abs(gap(model_dir, prompt, g, full_logprobs)).max() < 1e-4
 
 
 async def test_the_same_seed_gives_the_same_tokens_and_another_others(engine):

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from services.learner.clock import Clock
 from services.learner.groups import Group, group_from_payload
@@ -20,8 +18,8 @@ from services.learner.stop import Stop
 from shared.advantages import group_advantages
 from shared.payload import Payload, encode_payload
 from shared.settings import Learner
+from tests.tiny_model import CONTEXT, VOCABULARY, write_model
 
-VOCABULARY = 96
 RUN = "test"
 
 MakePayload = Callable[..., Payload]
@@ -31,28 +29,9 @@ MakeTrainer = Callable[..., Trainer]
 
 @pytest.fixture(scope="session")
 def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete model folder: tied Qwen2 of 35k parameters, its tokenizer, a generation config."""
+    """A complete model folder: the tests' tiny policy, tied, its tokenizer, a generation config."""
     torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("policy")
-    torch.manual_seed(1)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w2"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", unk_token="w2").save_pretrained(folder)
-    return folder
+    return write_model(tmp_path_factory.mktemp("policy"), seed=1)
 
 
 @pytest.fixture
@@ -128,7 +107,7 @@ def make_group(make_payload: MakePayload) -> MakeGroup:
 
     def make(id: str, seed: int, stored: float | None = None, **kwargs: Any) -> Group:
         payload = make_payload(id, seed, **kwargs)
-        group = group_from_payload(payload, len(encode_payload(payload)), VOCABULARY, 128)
+        group = group_from_payload(payload, len(encode_payload(payload)), VOCABULARY, CONTEXT)
         if stored is None:
             return group
         noise = torch.randn(group.tokens, generator=torch.Generator().manual_seed(seed)) * stored

@@ -10,6 +10,7 @@ import redis
 from services.learner.store import Store
 from shared.payload import encode_payload
 from shared.streams import Keys
+from tests.tiny_model import CONTEXT, VOCABULARY
 
 KEYS = Keys("test")
 
@@ -19,7 +20,7 @@ def client(redis_url: str) -> Any:
     return redis.Redis.from_url(redis_url)
 
 
-def store_of(client: Any, cache_bytes: int = 2**20, vocabulary: int = 96, context: int = 128) -> Store:
+def store_of(client: Any, cache_bytes: int = 2**20, vocabulary: int = VOCABULARY, context: int = CONTEXT) -> Store:
     return Store(client, KEYS, "test", cache_bytes, vocabulary, context)
 
 
@@ -87,7 +88,7 @@ def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(cli
     client.set(KEYS.payload("named"), encode_payload(make_payload("other", 2)))
     put(client, replace(make_payload("foreign", 3), run="elsewhere"))
     put(client, replace(make_payload("wide", 4), prompt=np.array([5000], np.int32)))
-    put(client, replace(make_payload("long", 5), prompt=np.full(200, 5, np.int32)))
+    put(client, replace(make_payload("long", 5), prompt=np.full(CONTEXT, 5, np.int32)))
     put(client, make_payload("unreferenced", 6))
     put(client, make_payload("short", 7), b"\0" * 8)
     infinite = make_payload("infinite", 8)
@@ -104,7 +105,7 @@ def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(cli
         "named": "calls itself other",
         "foreign": "belongs to run 'elsewhere'",
         "wide": "token id 5000",
-        "long": "the model's context is 128",
+        "long": f"the model's context is {CONTEXT}",
         "unreferenced": "reference log-probabilities are gone",
         "short": "8 bytes of reference",
         "infinite": "not finite",

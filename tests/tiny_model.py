@@ -1,4 +1,8 @@
-"""A random Llama model of 30 thousand parameters with a word tokenizer, written as a Hugging Face directory."""
+"""A random Llama policy of 30 thousand parameters with a word tokenizer, written as a Hugging Face directory.
+
+Its generation_config.json names sampling parameters that would make it greedy and repeat nothing: whoever takes them
+from there fails every test that compares log-probabilities.
+"""
 
 from pathlib import Path
 
@@ -6,9 +10,12 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+VOCABULARY, CONTEXT = 64, 512
 SPECIALS = ["<|pad|>", "<|unk|>", "<|end|>", "<|user|>", "<|assistant|>", "<|stop|>"]
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "Doc", "Title", "1", "2", "3", "(", ")", ":", ".", ",", "?"]
+BOXED = [f"\\boxed{{{digit}}}" for digit in range(10)]  # whole answers, so that a random policy is right now and then
+END, STOP = SPECIALS.index("<|end|>"), SPECIALS.index("<|stop|>")  # both end a turn
 TEMPLATE = (
     "{% for m in messages %}{{ '<|assistant|>' if m['role'] == 'assistant' else '<|user|>' }}{{ m['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -16,9 +23,10 @@ TEMPLATE = (
 
 
 def write_tokenizer(directory: Path) -> None:
-    vocabulary = [*SPECIALS, *TAGS, *WORDS]
+    vocabulary = [*SPECIALS, *TAGS, *WORDS, *BOXED]
+    assert len(vocabulary) <= VOCABULARY
     core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<|unk|>"))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
+    core.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
             pre_tokenizers.Split(Regex(r"</?(?:think|search|information|answer)>|\w+|[^\w\s]"), "isolated"),
             pre_tokenizers.WhitespaceSplit(),
@@ -37,21 +45,28 @@ def write_tokenizer(directory: Path) -> None:
 def build_model(seed: int, tied: bool = True) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=64,
+        vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=512,
+        max_position_embeddings=CONTEXT,
         tie_word_embeddings=tied,
-        eos_token_id=2,
+        eos_token_id=END,
         pad_token_id=0,
         bos_token_id=None,
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config).eval()
-    model.generation_config = GenerationConfig(eos_token_id=[2, 5], pad_token_id=0)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[END, STOP],
+        pad_token_id=0,
+        do_sample=True,
+        top_k=1,
+        temperature=0.1,
+        repetition_penalty=5.0,
+    )
     return model
 
 
