@@ -15,6 +15,9 @@ from services.learner.publish import write_model
 from services.learner.step import Trainer, train_step
 from services.learner.stop import Stop
 from shared.config import Config, build
+from shared.messages import Cursor
+
+CURSOR = Cursor(issued=9, lost=1, refilled=0, untrained=[6, 7])
 
 
 def config_of(tmp_path: Path, policy_dir: Path, **learner: Any) -> Config:
@@ -34,7 +37,7 @@ def save(config: Config, trainer: Trainer, policy_dir: Path, step: int, lineage:
         config.checkpoints_dir,
         step,
         lambda folder: write_model(trainer.model, companions, folder),
-        trainer_state(trainer, step, lineage),
+        trainer_state(trainer, step, lineage, CURSOR),
     )
 
 
@@ -55,7 +58,7 @@ def test_resuming_gives_the_same_bits_as_no_interruption(
         train_step(straight, step, *batch(make_group, step))
 
     resumed = assemble(config, Stop())
-    assert (resumed.step, resumed.lineage) == (3, 0)
+    assert (resumed.step, resumed.lineage, resumed.cursor) == (3, 0, CURSOR)
     for step in range(3, 6):
         train_step(resumed.trainer, step, *batch(make_group, step))
     for a, b in zip(straight.model.parameters(), resumed.trainer.model.parameters(), strict=True):
