@@ -1,14 +1,26 @@
 """What the buffer keeps of a group, from its header and the learner's record of its training as a fresh one."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.replay.buffer import Row
-from shared.advantages import group_advantages
 from shared.messages import GroupHeader, Record
 
 
-def new_row(sequence: int, step: int, prompt: int, header: GroupHeader, record: Record | None) -> Row:
-    """A group that enters the buffer; `record` is of its first training, `prompt` its question's place."""
+def new_row(
+    sequence: int,
+    step: int,
+    prompt: int,
+    header: GroupHeader,
+    record: Record | None,
+    advantages: NDArray[np.float32],
+    single_rollouts: bool = False,
+) -> Row:
+    """A group that enters the buffer.
+
+    record: of its first training; prompt: its question's place; advantages: float32[G], as it was trained with;
+    single_rollouts: whether the row keeps them, and not their sum alone.
+    """
     reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
     return Row(
         id=header.id,
@@ -25,5 +37,6 @@ def new_row(sequence: int, step: int, prompt: int, header: GroupHeader, record: 
         scored=len(header.scored),
         reward_mean=float(np.mean(header.scored)),
         reward_std=float(np.std(header.scored, ddof=1)),
-        advantage=float(np.abs(group_advantages(header.rewards)).sum()),
+        advantage=float(np.abs(advantages).sum()),
+        advantages=np.where(np.array(header.sampled_tokens) > 0, advantages, 0.0).tolist() if single_rollouts else [],
     )

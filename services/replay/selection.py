@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from services.replay.buffer import Buffer
 from services.replay.policies import Moment, Policy
-from shared.messages import Record
+from shared.config import Config
+from shared.messages import Part, Record
 
 
 @dataclass
@@ -26,6 +27,8 @@ class Selection:
     tau: float
     chunk: int
     moment: Moment
+    group_size: int = 1  # K groups are K times as many for a policy of single rollouts
+    parts: dict[str, Part] = field(default_factory=dict)  # of accepted groups that are not used whole
     accepted: list[str] = field(default_factory=list)
     refreshed: dict[str, Record] = field(default_factory=dict)
     unusable: list[str] = field(default_factory=list)
@@ -39,6 +42,12 @@ class Selection:
     def next_scan(self) -> list[str]:
         """The ids to scan next; empty when the selection is done (a policy that scans nothing is done at once)."""
         began = time.perf_counter()
+        if self.policy.rollouts is not None:
+            chosen = self.policy.rollouts(self.buffer, self.wanted * self.group_size, self.moment)
+            self.accepted, self.parts = list(chosen), {id: Part(rollouts=which) for id, which in chosen.items()}
+            self.done = True
+            self.seconds += time.perf_counter() - began
+            return []
         need = self.wanted - len(self.accepted)
         take = need if self.policy.accepts is None else min(need, self.chunk)
         ids = self.buffer.ids(self.policy.order(self.buffer, self._position + take, self.moment)[self._position :])
@@ -68,6 +77,13 @@ class Selection:
         self.done = len(self.accepted) >= self.wanted
         self.scan_seconds += seconds
         self.seconds += time.perf_counter() - began
+
+
+def groups_wanted(policy: Policy, config: Config) -> int:
+    """K. A policy that only replaces fresh groups may replace them all, unless replay.select says otherwise."""
+    if policy.replaces is not None and config.replay.select == 0:
+        return config.learner.batch
+    return config.replay_groups
 
 
 def whole_units(accepted: list[str], unit: int) -> list[str]:

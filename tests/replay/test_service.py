@@ -75,7 +75,8 @@ def check_the_run(config, state, learner, records):
     assert len(fresh) == steps * b
     at = {id: batch.step for batch in batches for id in batch.fresh}
     for batch in batches:
-        assert len(batch.fresh) == b and len(batch.replay) <= K and len(set(batch.replay)) == len(batch.replay)
+        assert len(batch.fresh) == b and len(set(batch.replay)) == len(batch.replay)
+        assert len(batch.replay) <= K or batch.parts, "K groups, or K x G single rollouts"
         assert all(at[id] < batch.step for id in batch.replay), "a group was replayed in the step it was fresh in"
     assert all(r["lag_max"] <= config.replay.max_lag for r in records if r["kind"] == "step")
     assert len(state.buffer) <= capacity

@@ -32,6 +32,7 @@ Order = Callable[[Buffer, int, Moment], NDArray[np.intp]]
 Accepts = Callable[[Record, float], bool]
 Evicts = Callable[[Buffer, int], list[str]]
 OfHeader = Callable[[GroupHeader], bool]
+Rollouts = Callable[[Buffer, int, Moment], dict[str, list[int]]]
 
 
 def within_tau(record: Record, tau: float) -> bool:
@@ -84,6 +85,8 @@ class Policy:
     trains(header): whether a fresh group is trained at all. One that is not takes its place in a step's count of
         fresh groups all the same, and the batch is smaller.
     refills: such a group is dropped when it arrives instead, and another task is issued in its place.
+    rollouts(buffer, n, moment): for policies that replay single rollouts, in place of order and accepts: at most n of
+        them, by group, the groups in the order of the batch. Rows then keep the advantage of each rollout.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Policy:
     replaces: OfHeader | None = None
     trains: OfHeader = everything
     refills: bool = False
+    rollouts: Rollouts | None = None
 
 
 def names() -> list[str]:
