@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli.recorder import read_records
+from examples.smollm2.check_masks import check_run
 from shared.versions import Version
 from tests.e2e.command import ATLAS, overrides
 from tests.e2e.conftest import Start
@@ -156,6 +157,15 @@ def test_what_is_masked_out_is_the_environments_text_token_by_token(run: Finishe
             spoken += tokenizer.decode(tokens[mask].tolist()).count("<information>")
     assert searches > STEPS * BATCH  # the test saw what it is about
     assert spoken <= 0.01 * searches  # the policy hardly ever writes the tag itself; copied text would count each time
+
+
+def test_the_script_that_checks_a_runs_masks_sees_every_group_of_it(run: Finished) -> None:
+    counts = check_run(run.folder)
+    payloads = run.traffic.payloads.values()
+    assert counts.groups == len(payloads)
+    assert counts.rollouts + counts.unscored == GROUP_SIZE * len(payloads)
+    assert counts.sampled == sum(len(p.l_gen) for p in payloads)
+    assert counts.searches > STEPS * BATCH
 
 
 def observation(passages: dict[str, str], ids: list[str]) -> str:

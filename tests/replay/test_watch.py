@@ -1,7 +1,9 @@
 """Warnings that come once, when there is reason."""
 
-from services.replay.watch import CLOGGED_STEPS, Watch
+from services.replay.state import Counters, State
+from services.replay.watch import CLOGGED_STEPS, LONG_WAIT_S, Watch
 from shared.streams import Keys
+from tests.replay.peers import client_of
 
 
 def stats(acceptance: float | None, age: float | None, scanned: int = 10) -> dict:
@@ -40,3 +42,22 @@ def test_a_long_wait_is_named_by_what_it_waits_for():
     assert w.waiting() == ("the learner to train step 3", 50.0)
     w.waits_for("fresh groups for step 4")
     assert w.waiting() == ("fresh groups for step 4", 0.0)
+
+
+async def test_a_wait_that_is_too_long_is_told_once_and_again_when_something_else_is_waited_for(redis_url):
+    now = [0.0]
+    w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
+    state = State(Counters(started=0.0))
+    w.waits_for("the learner to train step 3")
+    now[0] = LONG_WAIT_S - 1
+    assert not await w.look(state)
+    now[0] = LONG_WAIT_S + 1
+    assert await w.look(state)
+    assert w.warnings() == ["nothing has happened for 61 s; waiting for the learner to train step 3."]
+    now[0] = 10 * LONG_WAIT_S
+    assert not await w.look(state)
+    w.waits_for("fresh groups for step 4")
+    assert not await w.look(state)
+    now[0] += LONG_WAIT_S + 1
+    assert await w.look(state)
+    assert "fresh groups for step 4" in w.warnings()[0]
