@@ -1,9 +1,11 @@
 """The loop on a real Redis, entry by entry, with the crashes that the acknowledgements are there for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 import torch
@@ -11,7 +13,7 @@ import torch
 from services.learner import checkpoint
 from services.learner.loop import Loop
 from services.learner.stop import Stop
-from shared import streams, weights
+from shared import events, streams, weights
 from shared.config import Config, build
 from shared.messages import (
     Batch,
@@ -397,3 +399,22 @@ def test_plain_grpo_writes_no_references(config: Config, client: Any, feed: Feed
     feed(batch(0))
     work_off(loop)
     assert client.keys(KEYS.reference("*")) == []
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.9, False), (1.1, True)])
+def test_an_engine_gap_above_a_tenth_of_tau_is_warned_of(
+    config: Config, client: Any, feed: Feed, make_payload: Any, share: float, warned: bool
+) -> None:
+    loop = start(config)
+    shift = np.float32(
+        (share * config.replay.tau / 10) ** 0.5
+    )  # the engine takes every token to be this much less likely
+    for i, id in enumerate(batch(0).fresh):
+        payload = make_payload(id, i)
+        client.set(KEYS.payload(id), encode_payload(replace(payload, l_gen=payload.l_gen - shift)))
+    feed(batch(0))
+    work_off(loop)
+    assert results(client, Trained)[0].metrics["engine_gap"] == pytest.approx(share * config.replay.tau / 10, rel=0.01)
+    told = [e["text"] for _, e in events.parse(client.xrange(KEYS.events)) if e["kind"] == "warning"]
+    assert len(told) == warned
+    assert all("the engine gap is 1.10e-03, and replay.tau / 10 is 1.00e-03" in text for text in told)
