@@ -43,6 +43,7 @@ def contradictions(c: Config) -> Iterator[str]:
             f"rollout.top_p = {c.rollout.top_p} and rollout.top_k = {c.rollout.top_k}: training needs top_p = 1 and "
             "top_k = 0, because a cut distribution makes the policy ratio biased."
         )
+    yield from _loss_contradictions(c)
     if c.learner.kl > 0 and not c.model.kl_reference:
         yield "learner.kl > 0 needs model.kl_reference, the frozen model it measures to."
     yield from _latency_contradictions(c)
@@ -67,4 +68,30 @@ def _latency_contradictions(c: Config) -> Iterator[str]:
             f"env.latency = '{c.env.latency}' is {latency.mean:g} s a call on average, so env.max_turns = "
             f"{c.env.max_turns} calls take {whole:g} s and every such rollout would run into rollout.deadline_s = "
             f"{c.rollout.deadline_s:g}: raise it, or lower the latency."
+        )
+
+
+def _loss_contradictions(c: Config) -> Iterator[str]:
+    s, reward = c.learner, c.reward
+    if 0 < s.dual_clip <= 1:
+        yield f"learner.dual_clip = {s.dual_clip:g} would cut ratios that have not moved: it must be above 1; 0 is off."
+    if s.dual_clip and s.loss == "cispo":
+        yield "learner.dual_clip does nothing under learner.loss = 'cispo', whose weight is bounded by clip_high."
+    if s.clip_low == 1 and s.loss != "cispo":
+        yield f"learner.clip_low = 1 leaves learner.loss = '{s.loss}' without a clip below: only 'cispo' is made so."
+    if s.denominator_tokens and s.loss != "dr_grpo":
+        yield (
+            f"learner.denominator_tokens is the constant of 'dr_grpo'; learner.loss = '{s.loss}' divides by the tokens "
+            "there are: leave it at 0."
+        )
+    if s.replay_shaping and s.proximal_cap:
+        yield (
+            "learner.replay_shaping and learner.proximal_cap both change how far a replayed rollout may have moved: "
+            "set one of them to 0."
+        )
+    turn = c.rollout.max_turn_tokens
+    if reward.overlong_tokens >= turn:
+        yield (
+            f"reward.overlong_tokens = {reward.overlong_tokens} is not below rollout.max_turn_tokens = {turn}: "
+            "every response would be penalised."
         )

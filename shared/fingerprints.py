@@ -2,7 +2,7 @@
 
     tokenizer   the tokenizer's files
     template    the chat template, the environment's prompt and limits, the sampling temperature
-    reward      the reward's settings
+    reward      the reward's settings, and what is made of it: the form of advantages and of Headroom
     index       what the retrieval service says of its index
 
 A stored group whose fingerprints differ is dropped: its tokens, rewards or passages mean something else now.
@@ -35,7 +35,9 @@ def fingerprints(config: Config, model_dir: Path, index: str) -> dict[str, str]:
     return {
         "tokenizer": digest(*_contents(model_dir, _TOKENIZER_FILES)),
         "template": digest(rules, *_contents(model_dir, _TEMPLATE_FILES)),
-        "reward": reward_fingerprint(**c.reward.model_dump()),
+        "reward": reward_fingerprint(
+            **c.reward.model_dump(), advantage=c.learner.advantage, headroom=c.replay.headroom
+        ),
         "index": index,
     }
 

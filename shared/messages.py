@@ -21,6 +21,8 @@ from shared.versions import Version
 SCHEMA = 1
 
 TRAIN, EVAL = "train", "eval"
+AGAIN = "again"  # a training task whose prompt was asked before, at the wish of a policy
+KINDS = (TRAIN, EVAL, AGAIN)
 
 # how a rollout ended
 FINISHED = "finished"  # an answer, or an end-of-sequence token in a single-turn task
@@ -44,7 +46,7 @@ class Task(Message, frozen=True, tag="task"):
     """One prompt to roll out G times. `number` is its place in the endless shuffled data set (per kind)."""
 
     id: str
-    kind: str  # TRAIN | EVAL
+    kind: str  # of KINDS
     number: int
     attempt: int
     seed: int
@@ -54,7 +56,7 @@ class Task(Message, frozen=True, tag="task"):
     data_source: str
     messages: list[dict[str, str]]  # chat messages; the actor applies the template and tokenises
     ground_truth: list[str]
-    round: int = -1  # EVAL: the weights number this evaluation is of
+    round: int = -1  # EVAL: the weights number this evaluation is of; AGAIN: the step that asked
 
 
 class GroupHeader(Message, frozen=True, tag="group"):
@@ -271,7 +273,7 @@ def _check_header(h: GroupHeader) -> None:
     for name, values in per_rollout.items():
         if len(values) != len(h.rewards):
             raise Malformed(f"group {h.id}: {len(values)} {name} for {len(h.rewards)} rewards")
-    if h.kind not in (TRAIN, EVAL):
+    if h.kind not in KINDS:
         raise Malformed(f"group {h.id}: unknown kind '{h.kind}'")
     if any(s not in ROLLOUT_STATUSES for s in h.statuses):
         raise Malformed(f"group {h.id}: unknown rollout status")

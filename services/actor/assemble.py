@@ -25,6 +25,14 @@ class Origin:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Forms:
+    """Which advantage and which Headroom a group is given: learner.advantage, replay.headroom."""
+
+    advantage: str = "std"
+    headroom: str = "sign"
+
+
 def failed_group(task: Task, origin: Origin, failure: str) -> GroupHeader:
     """The header of a task that gave nothing to score at all."""
     return _header(task, origin, [], [], [], [], prompt_tokens=0, failure=failure)
@@ -37,6 +45,7 @@ def assemble(
     rewards: Sequence[float | None],
     correct: Sequence[bool],
     origin: Origin,
+    forms: Forms = Forms(),
 ) -> tuple[GroupHeader, Payload | None]:
     """One header, and the payload where the group can be trained on.
 
@@ -63,11 +72,11 @@ def assemble(
         signs = [0] * len(rollouts)
         header = _header(task, origin, rollouts, rewards, correct, signs, prompt_tokens=len(prompt), failure=failure)
         return header, None
-    advantages = group_advantages(rewards)
+    advantages = group_advantages(rewards, forms.advantage)
     signs = np.sign(advantages).astype(int)
     runs = [run for r in scored for run in r.version_runs]
     l_gen = np.array([x for r in scored for x in r.logprobs], np.float32)
-    per_token = np.repeat(signs, [sum(mask) for mask in masks])
+    per_token = np.repeat(advantages, [sum(mask) for mask in masks])
     payload = Payload(
         id=task.id,
         run=origin.run,
@@ -89,7 +98,7 @@ def assemble(
         correct,
         signs.tolist(),
         prompt_tokens=len(prompt),
-        headroom=headroom(l_gen, per_token),
+        headroom=headroom(l_gen, per_token, forms.headroom),
     )
     return header, payload
 

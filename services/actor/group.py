@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from services.actor import metrics
-from services.actor.assemble import Origin, assemble, failed_group
+from services.actor.assemble import Forms, Origin, assemble, failed_group
+from services.actor.overlong import penalised, tokens_left
 from services.actor.rollout import Player, Rollout
 from shared.config import Config
 from shared.errors import UserError
-from shared.messages import ENV_FAILED, TIMED_OUT, GroupHeader, Task
+from shared.messages import ENV_FAILED, EVAL, KINDS, TIMED_OUT, GroupHeader, Task
 from shared.payload import Payload
 from shared.rewards import Scored, score
 from shared.seeds import derive
@@ -61,10 +62,15 @@ async def roll_out(
     metrics.TIMEOUTS.inc(sum(r.status == TIMED_OUT for r in rollouts))
     scores_by = max(started + config.rollout.deadline_s, time.monotonic() + SCORING_S)
     scores = await score_rollouts(rollouts, task.ground_truth, config, scores_by)
+    if task.kind != EVAL:
+        left = [tokens_left(r, len(prompt), player.budget) for r in rollouts]
+        scores = [penalised(s, n, config.reward) for s, n in zip(scores, left, strict=True)]
     origin = Origin(
         run=config.run.name, actor=actor, fingerprints=marks, version=version(), seconds=time.monotonic() - started
     )
-    header, payload = assemble(task, prompt, rollouts, [s.reward for s in scores], [s.correct for s in scores], origin)
+    rewards, correct = [s.reward for s in scores], [s.correct for s in scores]
+    forms = Forms(advantage=config.learner.advantage, headroom=config.replay.headroom)
+    header, payload = assemble(task, prompt, rollouts, rewards, correct, origin, forms)
     return Group(header, payload, rollouts, prompt)
 
 
@@ -108,14 +114,14 @@ async def score_rollouts(
 
 def check_task(task: Task) -> None:
     """Raise UserError for a task that cannot be played as it stands."""
-    if task.kind not in ("train", "eval"):
+    if task.kind not in KINDS:
         raise UserError(f"task {task.id}: unknown kind '{task.kind}'")
-    smallest = 1 if task.kind == "eval" else 2
+    smallest = 1 if task.kind == EVAL else 2
     if task.group_size < smallest:
         raise UserError(f"task {task.id}: group_size {task.group_size}, at least {smallest} is needed")
     if not task.messages or any(set(m) != {"role", "content"} for m in task.messages):
         raise UserError(f"task {task.id}: messages must be a list of role and content")
-    if not 0 <= task.temperature < 100 or (task.temperature == 0 and task.kind == "train"):
+    if not 0 <= task.temperature < 100 or (task.temperature == 0 and task.kind != EVAL):
         raise UserError(f"task {task.id}: temperature {task.temperature}")
     if task.seed < 0:
         raise UserError(f"task {task.id}: seed {task.seed}")

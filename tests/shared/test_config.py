@@ -41,6 +41,13 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--replay.capacity", "4", "--learner.batch", "16"], "cannot hold the replay.select = 8 groups"),
         (["--replay.select", "3", "--replay.unit", "2"], "groups beyond 2 could never be used"),
         (["--learner.kl", "0.1"], "model.kl_reference"),
+        (["--learner.dual_clip", "0.5"], "must be above 1"),
+        (["--learner.dual_clip", "3", "--learner.loss", "cispo"], "'cispo'"),
+        (["--learner.clip_low", "1"], "without a clip below"),
+        (["--learner.denominator_tokens", "9"], "the constant of 'dr_grpo'"),
+        (["--learner.replay_shaping", ".1", "--learner.proximal_cap", "5"], "set one of them to 0"),
+        (["--reward.overlong_tokens", "500"], "every response would be penalised"),
+        (["--learner.loss", "ppo"], "'learner.loss'"),
         (["--learner.lr"], "has no value"),
         (["learner.lr", "1"], "is not an override"),
     ],
@@ -72,3 +79,26 @@ def test_a_variable_that_names_no_setting_is_refused():
         config.load(None, [], {"HEADRACE_LEARNER_LR": "2e-6"})
     with pytest.raises(UserError, match=r"did you mean 'learner.lr'"):
         config.load(None, [], {"HEADRACE_LEARNER__LRR": "2e-6"})
+
+
+@pytest.mark.parametrize(
+    ("loss", "low", "high", "advantage"),
+    [
+        ("grpo", 0.2, 0.2, "std"),
+        ("dapo", 0.2, 0.28, "std"),
+        ("dr_grpo", 0.2, 0.2, "mean"),
+        ("gspo", 3e-4, 4e-4, "std"),
+        ("cispo", 1.0, 4.0, "std"),
+    ],
+)
+def test_a_loss_takes_its_published_range_where_none_is_set(loss, low, high, advantage):
+    s = config.load(None, ["--learner.loss", loss], {}).learner
+    assert (s.clip_low, s.clip_high, s.advantage) == (low, high, advantage)
+
+
+def test_a_clip_range_that_is_set_stays(tmp_path):
+    s = config.load(None, ["--learner.loss", "gspo", "--learner.clip_high", ".1"], {}).learner
+    assert (s.clip_low, s.clip_high) == (3e-4, 0.1)
+    file = tmp_path / "config.toml"
+    file.write_text(config.load(None, ["--learner.loss", "dapo"], {}).to_toml())
+    assert config.load(file, ["--learner.loss", "gspo"], {}).learner.clip_high == 0.28  # it was in the file
