@@ -99,7 +99,7 @@ class Inbox:
             )
             return _entries(self.stream, reply)
         except ResponseError as error:
-            if "NOGROUP" not in str(error):
+            if not _group_is_missing(error):
                 raise
             await self.create()
             return []
@@ -170,7 +170,7 @@ class SyncInbox:
                 self.client.xreadgroup(self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms),
             )
         except ResponseError as error:
-            if "NOGROUP" not in str(error):
+            if not _group_is_missing(error):
                 raise
             self.create()
             return []
@@ -247,6 +247,11 @@ class GroupStore:
         """True if written, False if the group was there already. An empty payload stores a failure's header alone."""
         keys = [self._keys.payload(group), self._keys.groups, self._keys.tasks]
         return bool(await self._script(keys=keys, args=[header, payload, task_entry]))
+
+
+def _group_is_missing(error: ResponseError) -> bool:
+    """Whether the stream or its group is gone; a read that was waiting then is "UNBLOCKED"."""
+    return str(error).startswith(("NOGROUP", "UNBLOCKED"))
 
 
 def _entries(stream: str, reply: Any) -> list[Entry]:

@@ -16,7 +16,7 @@ import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry
 from redis.exceptions import RedisError
 
-from services.replay import evaluation, transitions
+from services.replay import evaluation, resync, transitions
 from services.replay.metrics import ReplayMetrics
 from services.replay.policies import Moment, get_policy
 from services.replay.selection import Selection
@@ -57,6 +57,7 @@ class Replay:
         self.state: State | None = None
         self._watch = Watch(client, self.keys)
         self._life = 0
+        self._heard = False  # where the learner is, since the state was loaded
         self._scans = 0
         self.waiting_for, self.waiting_s = "Redis", 0.0
         self.last_selection: tuple[int, frozenset[str], frozenset[str]] = (-1, frozenset(), frozenset())
@@ -89,6 +90,7 @@ class Replay:
         self.state = state = await self.store.load(time.time())
         state.counters.finished &= state.counters.step >= self.config.run.steps  # resumed with more steps
         self._forget_selection()
+        self._heard = False
         arrived: asyncio.Queue[list[Entry]] = asyncio.Queue(maxsize=4)
         self._watch = watch = Watch(self.client, self.keys)
         async with asyncio.TaskGroup() as tasks:
@@ -96,9 +98,13 @@ class Replay:
                 tasks.create_task(_forward(inbox, arrived))
             tasks.create_task(self._look(state, watch, arrived))
             entries: list[Entry] = []
+            asked = False
             while True:
                 raise_if_cancelled()
                 async with self.store.transaction(state) as tx:
+                    if not asked:
+                        resync.ask(state, tx)
+                        asked = True
                     for entry in entries:
                         self._apply(state, tx, entry)
                     for task in watch.vanished(state):
@@ -146,9 +152,10 @@ class Replay:
     def _result(self, state: State, tx: Transaction, result: messages.Result) -> None:
         match result:
             case Hello():
-                transitions.learner_said_hello(self.config, state, tx, result)
-                self._last_trained = time.monotonic()
-                self._forget_selection()
+                self._heard = not result.again
+                if resync.learner_said_hello(self.config, state, tx, self.train, result):
+                    self._last_trained = time.monotonic()
+                    self._forget_selection()
             case ScanResult():
                 self._scanned(state, tx, result)
             case Trained():
@@ -172,6 +179,8 @@ class Replay:
             return
         # a learner that resumed trains what it has batches for first; the first evaluation comes before the first batch
         if c.version.number != c.step or c.step in state.batches or evaluation.round_open(state, 0):
+            return
+        if not self._heard:
             return
         if self._selection is None:
             self._selection = self._new_selection(state)
@@ -203,6 +212,8 @@ class Replay:
             return f"the learner, which is at step {c.version.number} again, to reach step {c.step}"
         if c.step in state.batches:
             return f"the learner to train step {c.step}"
+        if not self._heard:
+            return "the learner to say where it is"
         if transitions.fresh_for_step(self.config, state) is None:
             running = sum(task.kind == messages.TRAIN for task in state.tasks.values())
             return (

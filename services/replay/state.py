@@ -18,13 +18,18 @@ from typing import Any
 
 import msgspec
 import redis.asyncio
+from redis.exceptions import RedisError
 
 from services.replay.buffer import Buffer, Row
 from shared import messages, streams
 from shared.events import emit
-from shared.messages import GroupHeader, Task
+from shared.messages import Batch, Cursor, GroupHeader, Task
 from shared.streams import Keys
 from shared.versions import Version
+
+
+class Emptied(RedisError):
+    """The server has lost this run: what is here is void, and the state is loaded again."""
 
 
 class Superseded(RuntimeError):
@@ -81,6 +86,12 @@ class Composed(msgspec.Struct, frozen=True, kw_only=True):
     fresh: list[str]
     stats: dict[str, Any]
     left_out: list[str] = []  # fresh groups that the step took and the batch does not hold
+    cursor: Cursor | None = None
+
+    @property
+    def message(self) -> Batch:
+        """As it is sent to the learner."""
+        return Batch(step=self.step, replay=self.replay, fresh=self.fresh, cursor=self.cursor)
 
 
 class Retired(msgspec.Struct, frozen=True):
@@ -242,7 +253,9 @@ class Store:
         self._check(await self.client.get(_table(self.keys, "epoch")))
 
     def _check(self, epoch: bytes | str | None) -> None:
-        if int(epoch or 0) != self._epoch:
+        if epoch is None:
+            raise Emptied("the server has lost the run's state")
+        if int(epoch) != self._epoch:
             raise Superseded("another replay process has taken over this run: this one leaves.")
 
     async def _read(self, table: str, kind: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from services.replay import evaluation
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
 from services.replay.buffer import Row
 from services.replay.policies import Policy
+from services.replay.resync import cursor_after
 from services.replay.selection import Selection, whole_units
 from services.replay.state import Composed, FreshGroup, State, Transaction
 from services.replay.stats import batch_stats, step_event
@@ -23,11 +24,9 @@ from shared.config import Config
 from shared.messages import (
     EVAL,
     TRAIN,
-    Batch,
     Checkpointed,
     Finish,
     GroupHeader,
-    Hello,
     Malformed,
     Record,
     Task,
@@ -36,19 +35,6 @@ from shared.messages import (
 from shared.prompts import PromptSource
 
 log = logging.getLogger("headrace.replay")
-
-
-def learner_said_hello(config: Config, state: State, tx: Transaction, hello: Hello) -> None:
-    """A learner is up. Its version may be older than what was trained: then it trains the batches it kept again."""
-    c = state.counters
-    if c.version is not None:
-        tx.event("resumed", service="replay", version=hello.version, step=c.step)
-    if hello.version.number > c.step:  # checkpoints that outlived the server they were made with
-        text = f"the learner is at step {hello.version.number}, replay was at {c.step}: going on from the learner's."
-        tx.event("warning", service="replay", text=text)
-        c.step = hello.version.number
-        c.issued = max(c.issued, c.step * config.learner.batch + c.lost)
-    c.version = hello.version
 
 
 def issue_tasks(
@@ -136,8 +122,10 @@ def batch_composed(
     for id in selection.unusable:
         tx.retire(id, tx.discard(id).bytes)
         state.counters.rejected += 1
-    tx.put("batches", str(step), Composed(step=step, replay=replay, fresh=fresh, stats=stats, left_out=left_out))
-    tx.send(tx.keys.work, Batch(step=step, replay=replay, fresh=fresh))
+    cursor = cursor_after(state, [*fresh, *left_out])
+    batch = Composed(step=step, replay=replay, fresh=fresh, stats=stats, left_out=left_out, cursor=cursor)
+    tx.put("batches", str(step), batch)
+    tx.send(tx.keys.work, batch.message)
 
 
 def step_trained(
@@ -152,7 +140,7 @@ def step_trained(
         return  # said by a learner that has been replaced
     if done.step > c.step or (done.step == c.step and done.step not in state.batches):
         raise Malformed(f"step {done.step} was trained, and no batch was sent for it")
-    c.version = done.version
+    c.version = max(c.version, done.version)  # one that is told again may be older than the learner is
     if done.step < c.step:
         return  # trained again after a resume: its effects are here already
     batch = state.batches[done.step]

@@ -11,7 +11,19 @@ import redis.asyncio
 from shared import messages, streams
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
-from shared.messages import Batch, Checkpointed, Finish, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained
+from shared.messages import (
+    Batch,
+    Checkpointed,
+    Finish,
+    GroupHeader,
+    Hello,
+    Record,
+    Scan,
+    ScanResult,
+    Sync,
+    Task,
+    Trained,
+)
 from shared.prompts import Example
 from shared.redis_client import connect_async
 from shared.streams import ACTORS, LEARNER, GroupStore, Inbox, Keys
@@ -82,7 +94,9 @@ class PeerActor:
     async def _answer(self, entry: streams.Entry) -> None:
         task = messages.decode(entry.data, Task)
         notice: Any = await self.client.xrevrange(self.keys.weights, count=1)
-        version = messages.decode(notice[0][1][streams.FIELD], messages.WeightsNotice).version
+        if notice:  # else the server was emptied
+            self.version = messages.decode(notice[0][1][streams.FIELD], messages.WeightsNotice).version
+        version = self.version
         if version.number < task.min_version and version.lineage == 0:
             self.begun_too_early.append(task.id)
         await asyncio.sleep(self.rng.expovariate(1 / 0.004))
@@ -123,6 +137,7 @@ class PeerLearner:
         self.url, self.config, self.keys, self.every = url, config, Keys(config.run.name), every
         self.client = client_of(url)
         self.saved = 0
+        self.saved_cursor: messages.Cursor | None = None
         self.lineage = -1
         self.trained: list[tuple[int, Batch]] = []
         self.scans: list[Scan] = []
@@ -135,7 +150,8 @@ class PeerLearner:
         self.lineage += 1
         step = self.saved
         inbox = Inbox(self.client, self.keys.work, LEARNER, "learner")
-        await self._publish(Version(self.lineage, step), Hello(version=Version(self.lineage, step)))
+        cursor, told = self.saved_cursor, {}
+        await self._publish(Version(self.lineage, step), Hello(version=Version(self.lineage, step), cursor=cursor))
         unsaved: list[bytes] = []
         while True:
             raise_if_cancelled()
@@ -163,10 +179,12 @@ class PeerLearner:
                         step += 1
                         version = Version(self.lineage, step)
                         records = [self.record(id) for id in [*batch.replay, *batch.fresh]]
-                        await self._publish(version, Trained(step=batch.step, version=version, records=records,
-                                                             rejected=[], metrics={"loss": 0.0}))  # fmt: skip
+                        told[batch.step] = Trained(step=batch.step, version=version, records=records,
+                                                   rejected=[], metrics={"loss": 0.0})  # fmt: skip
+                        cursor = batch.cursor
+                        await self._publish(version, told[batch.step])
                         if step % self.every == 0:
-                            self.saved = step
+                            self.saved, self.saved_cursor = step, cursor
                             async with self.client.pipeline(transaction=True) as pipe:
                                 streams.ack(pipe, entry.stream, LEARNER, *unsaved)
                                 streams.add(
@@ -174,6 +192,12 @@ class PeerLearner:
                                 )
                                 await pipe.execute()
                             unsaved.clear()
+                    case Sync() as sync:
+                        for lacking in [told[s] for s in sync.batches if s >= sync.step and s in told]:
+                            await self._publish(Version(self.lineage, step), lacking)
+                        version = Version(self.lineage, step)
+                        await self._publish(version, Hello(version=version, cursor=cursor))
+                        await inbox.ack(entry.id)
                     case Finish():
                         await inbox.ack(entry.id)
                         self.finished = True

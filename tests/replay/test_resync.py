@@ -1,0 +1,124 @@
+"""A server that lost its last seconds, or everything, while the learner lives on: the run goes on by itself."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.replay.service import Replay
+from services.replay.state import State, Store
+from shared.cancellation import stop
+from shared.streams import Keys
+from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
+
+# whole, as a server that starts again is: no key of one moment beside a key of another
+_SNAPSHOT = """
+local out = {}
+for _, name in ipairs(redis.call('KEYS', ARGV[1])) do
+  out[#out + 1] = name
+  out[#out + 1] = redis.call('DUMP', name)
+end
+return out
+"""
+_RESTORE = """
+for _, name in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', name) end
+for i = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[i], 0, ARGV[i + 1]) end
+"""
+
+
+class Run:
+    """A run with peers, whose server can be made to forget."""
+
+    def __init__(self, config: Any, every: int = 3, actors: int = 2) -> None:
+        self.config, self.url = config, config.redis.url
+        self.client, self.keys = client_of(self.url), Keys(config.run.name)
+        self.learner = PeerLearner(self.url, config, every=every)
+        self.actors = [PeerActor(self.url, config, seed) for seed in range(actors)]
+        self.replay = self._new_replay()
+        self.learning = asyncio.create_task(self.learner.run())
+        self.acting = [asyncio.create_task(actor.run()) for actor in self.actors]
+
+    def _new_replay(self) -> asyncio.Task:
+        client = client_of(self.url)
+        service = Replay(self.config, client, Questions(50), None, CollectorRegistry())
+        return asyncio.create_task(service.run())
+
+    async def trained(self, steps: int) -> None:
+        while len(self.learner.trained) < steps and not self.learner.finished:
+            await asyncio.sleep(0.005)
+            for task in (self.replay, self.learning, *self.acting):
+                if task.done() and not self.learner.finished:
+                    task.result()
+
+    async def snapshot(self) -> list[bytes]:
+        """Every key of the run with its content, at one moment."""
+        return await cast(Any, self.client.eval(_SNAPSHOT, 0, self.keys.prefix + "*"))
+
+    async def go_back_to(self, snapshot: list[bytes]) -> None:
+        """What replay, which sees its connections die with the server, finds when it has loaded its state again."""
+        await stop(self.replay)
+        await cast(Any, self.client.eval(_RESTORE, 0, self.keys.prefix + "*", *snapshot))
+        self.replay = self._new_replay()
+
+    async def empty(self) -> None:
+        """Everything is gone at once."""
+        await cast(Any, self.client.eval(_RESTORE, 0, self.keys.prefix + "*"))
+
+    async def close(self) -> State:
+        await stop(self.replay, self.learning, *self.acting)
+        return await Store(self.client, self.keys).load(now=0.0)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of every group that was trained fresh, in order."""
+        return [int(id[1:]) for _, batch in self.learner.trained for id in batch.fresh]
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+@pytest.mark.parametrize("every", [1, 3])
+async def test_a_server_that_went_back_in_time_costs_no_step_and_no_prompt(make_config, max_lag, every):
+    config = make_config(run={"steps": 14}, replay={"max_lag": max_lag})
+    run = Run(config, every)
+    async with asyncio.timeout(40):
+        for at, lost in ((3, 1), (6, 3)):
+            await run.trained(at)
+            before = await run.snapshot()
+            await run.trained(at + lost)
+            await run.go_back_to(before)
+        await run.trained(10**9)
+    state = await run.close()
+    assert [batch.step for _, batch in run.learner.trained] == list(range(14)), "no step is trained twice or left out"
+    assert sorted(run.numbers) == list(range(14 * config.learner.batch)), "every prompt once"
+    assert state.counters.step == 14 and not state.tasks and not state.fresh
+
+
+async def test_a_server_that_is_emptied_under_a_running_system_costs_no_step_and_no_prompt(make_config):
+    config = make_config(run={"steps": 14}, replay={"max_lag": 2})
+    run = Run(config)
+    async with asyncio.timeout(40):
+        await run.trained(5)
+        await run.empty()
+        await run.trained(10**9)
+    state = await run.close()
+    assert [batch.step for _, batch in run.learner.trained] == list(range(14))
+    assert sorted(run.numbers) == list(range(14 * config.learner.batch))
+    assert state.counters.issued - state.counters.gone == 14 * config.learner.batch
+
+
+async def test_a_learner_that_resumes_on_an_empty_server_brings_the_cursor(make_config):
+    config = make_config(run={"steps": 12}, replay={"max_lag": 2, "policy": "none"})
+    run = Run(config, every=5)
+    async with asyncio.timeout(40):
+        await run.trained(7)
+        await run.close()
+        used = [int(id[1:]) for _, batch in run.learner.trained for id in batch.fresh if batch.step < 5]
+        await run.empty()
+        run.learner.trained.clear()
+        run.replay = run._new_replay()
+        run.learning = asyncio.create_task(run.learner.run())
+        run.acting = [asyncio.create_task(PeerActor(run.url, config, 7).run())]
+        await run.trained(10**9)
+    await run.close()
+    assert [batch.step for _, batch in run.learner.trained] == list(range(5, 12))
+    assert sorted(used + run.numbers) == list(range(12 * config.learner.batch))
