@@ -1,4 +1,4 @@
-"""The replay service's HTTP side: /health, /metrics, /groups. Read-only, headers and scores only."""
+"""The replay service's HTTP side: /health, /metrics, /groups, and the replay window at /. Read-only."""
 
 import math
 from typing import Annotated, Any
@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.replay.buffer import Row
 from services.replay.service import Replay
+from services.replay.window_http import window_routes
 
 
 def make_app(replay: Replay) -> FastAPI:
@@ -58,6 +59,7 @@ def make_app(replay: Replay) -> FastAPI:
             "groups": [_shown(buffer.row(id), step) for id in buffer.ids(slots)],
         }
 
+    app.include_router(window_routes(replay))
     return app
 
 
