@@ -34,4 +34,9 @@ async def serve_http(app: Any, sock: socket.socket) -> None:
     """Answer requests on `sock` until cancelled; closes it."""
     with sock:
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-        await HttpServer(config).serve(sockets=[sock])
+        server = HttpServer(config)
+        try:
+            await server.serve(sockets=[sock])
+        finally:
+            for listener in getattr(server, "servers", []):  # there are none before the start
+                listener.close()  # the loop lets go of the socket before its number is given to another
