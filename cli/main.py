@@ -11,7 +11,10 @@ USAGE = """headrace: asynchronous GRPO in which replay is a service
 
   headrace demo                      train a small search agent here, in a few minutes, and see it learn
   headrace up CONFIG.toml            run a configuration on this machine; --resume RUN_DIR continues one
+  headrace compare STUDY.toml        arms times seeds, and a report that says how sure it is
   headrace status [RUN_DIR]          what a running system is doing
+  headrace watch [CONFIG.toml]       follow a run that something else started, and record it
+  headrace eval MODEL --suite S      how well a model or a run's newest version answers, k samples a question
   headrace doctor                    what this machine can run, and what is missing
   headrace index build CORPUS OUT    build a retrieval index over a file of passages
   headrace config                    every setting with its default and meaning
@@ -27,12 +30,15 @@ A run is one TOML file. Any setting can be changed on the command line or in the
 COMMANDS = {
     "up": "cli.up",
     "demo": "cli.demo",
+    "compare": "cli.compare.command",
     "status": "cli.status",
+    "watch": "cli.watch",
+    "eval": "cli.eval",
     "doctor": "cli.doctor",
     "index": "cli.index",
     "config": "cli.config",
 }
-TAKES_OVERRIDES = {"up", "demo"}
+TAKES_OVERRIDES = {"up", "demo", "compare", "watch", "eval"}
 STOPPED = 130
 
 

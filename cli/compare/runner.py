@@ -1,0 +1,195 @@
+"""The runs of a study, one after the other; each is trained in one session or not at all.
+
+    <folder>/runs/<arm>-s<seed>/    the folder of a run, as `headrace up` leaves it
+        trained.json                written when its session has ended: where, how long, which checkpoint counts
+        evaluation.json             what the checkpoint answered to the held-out questions
+
+A run without trained.json was cut off: it is thrown away and made anew, so that no figure mixes two sessions, and a
+study that was killed comes to the report of one that was not.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cli import artefacts, plan, up
+from cli.compare import evaluation, place
+from cli.compare.screen import StudyScreen
+from cli.compare.study import Run, Study
+from cli.preflight import Preflight
+from cli.recorder import METRICS, read_records
+from cli.session import Session
+from shared.config import Config, load
+from shared.errors import UserError
+
+TRAINED = "trained.json"
+ORPHANS_S = 20.0
+# what is decided anew for each start of a run
+_NOT_COMPARED = {"run.root", "replay.port", "search.port", "env.url"}
+
+
+def trained(run: Run) -> dict[str, Any] | None:
+    """What was noted at the end of a run's session; None of one that has to be trained."""
+    try:
+        return json.loads((run.config.run_dir / TRAINED).read_text())
+    except FileNotFoundError:
+        return None
+
+
+def is_made(study: Study, run: Run) -> bool:
+    """Whether nothing is left to do for this run."""
+    return trained(run) is not None and not evaluation.is_due(study, run)
+
+
+def make_all(study: Study, screen: StudyScreen) -> bool:
+    """Make what is missing; False when the user stopped it. Raises UserError with what stopped a run."""
+    with _lock(study.folder):
+        for run in study.runs:
+            if is_made(study, run):
+                continue
+            screen.begin(run)
+            note = trained(run) or _train(study, run, screen)
+            if note is None:
+                return False
+            if evaluation.is_due(study, run):
+                screen.phase(f"asking the held-out questions, {study.head.samples} samples each")
+                evaluation.evaluate(study, run, run.config.checkpoints_dir / f"step_{note['step']}")
+            screen.end(run)
+    return True
+
+
+def check(study: Study) -> None:
+    """Raise UserError for what can be known to go wrong, before hours are spent."""
+    for run in study.runs:
+        if trained(run) is not None:
+            _refuse_other_settings(study, run)
+    for run in study.runs[: len(study.arms)]:
+        if trained(run) is None:
+            Preflight(_ready(study, run), dry_run=True).check()
+
+
+def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None:
+    run_dir = run.config.run_dir
+    _wait_for_orphans(run_dir)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    config = _ready(study, run)
+    Preflight(config).check()
+    began, load_before = time.time(), place.load_average()
+    (run_dir / "logs").mkdir(parents=True)
+    (run_dir / "config.toml").write_text(config.to_toml())
+    session = asyncio.run(_session(run, config, screen))
+    if session is None:
+        return None
+    artefacts.write(run_dir, pictures=True)
+    note = {
+        "step": evaluated_step(run),
+        "stopped_at_budget": session.had_enough,
+        "seconds": round(time.time() - began, 1),
+        "load_before": round(load_before, 2),
+        "place": place.describe(),
+    }
+    write_whole(run_dir / TRAINED, json.dumps(note, indent=1) + "\n")
+    return note
+
+
+async def _session(run: Run, config: Config, screen: StudyScreen) -> Session | None:
+    """The session of a run that came to its end; None when the user stopped it."""
+    ahead = config.learner.batch * config.replay.max_lag  # generated for the steps to come
+
+    def spent(event: dict[str, Any]) -> bool:
+        """Whether a policy that throws fresh groups away has used the budget before its last step."""
+        if run.budget is None or event["kind"] != "step" or event["step"] + 1 >= config.run.steps:
+            return False
+        return event["groups_generated"] >= run.budget + ahead
+
+    session = Session(config, screen, len(os.sched_getaffinity(0)), spent)
+    outcome = await session.run()
+    return session if outcome.finished or session.had_enough else None
+
+
+def evaluated_step(run: Run) -> int:
+    """The newest checkpoint that is within the budget of fresh groups; the last one of a run that went to its end."""
+    steps = [int(p.name.removeprefix("step_")) for p in run.config.checkpoints_dir.glob("step_*")]
+    if run.config.run.steps in steps:
+        return run.config.run.steps
+    generated = {r["step"] + 1: r["groups_generated"] for r in read_records(run.config.run_dir / METRICS)}
+    within = [step for step in steps if run.budget is None or generated.get(step, 0) <= run.budget]
+    if not within:
+        raise UserError(
+            f"the run in {run.config.run_dir} left no checkpoint within {run.budget} fresh groups: "
+            "lower learner.checkpoint_every."
+        )
+    return max(within)
+
+
+def _ready(study: Study, run: Run) -> Config:
+    """The configuration to start. Held-out questions are asked after a run; in it only where the study says so."""
+    config = run.config
+    follows = "url" not in config.env.model_fields_set
+    values: dict[str, object] = {"replay.port": 0, "search.port": 0, "eval.every": study.head.held_out_every}
+    if not study.head.held_out_every:
+        values["data.eval"] = ""
+    return up.addressed(plan.with_values(config, values), follows)
+
+
+def _refuse_other_settings(study: Study, run: Run) -> None:
+    file = run.config.run_dir / "config.toml"
+    stored, wanted = _settings(load(file, environ={})), _settings(_ready(study, run))
+    for key, value in wanted.items():
+        if key not in _NOT_COMPARED and stored.get(key) != value:
+            raise UserError(
+                f"the run in {file.parent} was made with {key} = {stored.get(key)!r}, and the study now says "
+                f"{value!r}: give the study another name, or remove that folder."
+            )
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return {f"{s}.{key}": value for s, section in config.model_dump().items() for key, value in section.items()}
+
+
+def _wait_for_orphans(run_dir: Path) -> None:
+    """A command that was killed leaves its processes to their warden for some seconds; they still write here."""
+    deadline = time.monotonic() + ORPHANS_S
+    while left := _processes_of(run_dir.resolve()):
+        if time.monotonic() > deadline:
+            raise UserError(f"{len(left)} processes of the run in {run_dir} are still there: end {left[0]}, for one.")
+        time.sleep(0.2)
+
+
+def _processes_of(run_dir: Path) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            inside = Path(process.cwd()).is_relative_to(run_dir)
+            if inside or process.environ().get("HEADRACE_CONFIG") == str(run_dir / "config.toml"):
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue  # it ended, or is not ours
+    return found
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"the study in {folder} is running already: stop it first.") from None
+        yield
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there completely or not at all."""
+    aside = path.with_suffix(".new")
+    aside.write_text(text)
+    aside.replace(path)
