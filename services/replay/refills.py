@@ -2,15 +2,16 @@
 
 from services.replay.state import State, Transaction
 from shared.config import Config
-from shared.messages import GroupHeader
+from shared.messages import TRAIN, GroupHeader
 
 
 def dropped(state: State, tx: Transaction, header: GroupHeader) -> None:
-    """Forget a group that no step will train; admission issues another task."""
+    """Forget a group that no step will train. If admission counted it, it issues another task."""
     c = state.counters
     c.filtered += 1
-    c.refilled += 1
-    c.refilled_in_step += 1
+    if header.kind == TRAIN:
+        c.refilled += 1
+        c.refilled_in_step += 1
     tx.delete_payloads([header.id])
 
 

@@ -5,11 +5,11 @@ number of issued tasks; a failed task is issued again under its own number, so n
 """
 
 from shared.config import Config
-from shared.messages import EVAL, TRAIN, Task
+from shared.messages import AGAIN, EVAL, TRAIN, GroupHeader, Task
 from shared.prompts import Example, PromptSource, order
 from shared.seeds import derive
 
-_KIND_SEED = {TRAIN: 0, EVAL: 1}
+_KIND_SEED = {TRAIN: 0, EVAL: 1, AGAIN: 3}  # 2 and 4 are the seeds of a step's choices
 QUESTION = "question"  # the role of a bare question, which the actor wraps by env.prompt
 
 
@@ -34,6 +34,11 @@ def question_index(config: Config, questions: int, number: int) -> int:
     return order(config.run.seed, questions, number) if config.data.shuffle else number % questions
 
 
+def question_of(config: Config, questions: int, header: GroupHeader) -> int:
+    """The same for the training group that came of it, or of asking the question again."""
+    return header.number if header.kind == AGAIN else question_index(config, questions, header.number)
+
+
 def eval_task(config: Config, prompts: PromptSource, round: int, number: int, attempt: int) -> Task:
     """Question `number` of the evaluation of version `round`; the same seeds in every round."""
     return Task(
@@ -50,9 +55,26 @@ def eval_task(config: Config, prompts: PromptSource, round: int, number: int, at
     )
 
 
-def attempt_seed(config: Config, kind: str, number: int, attempt: int) -> int:
-    """The seed of one attempt at one task."""
-    return derive(config.run.seed, _KIND_SEED[kind], number, attempt)
+def again_task(config: Config, prompts: PromptSource, question: int, step: int) -> Task:
+    """The training prompt at place `question` of the data set, asked again at the beginning of `step`."""
+    return Task(
+        id=f"a{step:08d}-{question:08d}",
+        kind=AGAIN,
+        number=question,
+        attempt=0,
+        seed=attempt_seed(config, AGAIN, question, 0, step),
+        group_size=config.rollout.group_size,
+        temperature=config.rollout.temperature,
+        min_version=step,
+        round=step,
+        **_prompt(prompts[question]),
+    )
+
+
+def attempt_seed(config: Config, kind: str, number: int, attempt: int, round: int = 0) -> int:
+    """The seed of one attempt at one task. An evaluation has the same ones in every round."""
+    parts = (number, attempt, round) if kind == AGAIN else (number, attempt)
+    return derive(config.run.seed, _KIND_SEED[kind], *parts)
 
 
 def _prompt(example: Example) -> dict:

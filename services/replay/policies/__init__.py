@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.replay.buffer import Buffer
+from services.replay.kept import Kept
 from shared.errors import UserError
 from shared.messages import GroupHeader, Record
 
@@ -71,6 +72,18 @@ def oldest(buffer: Buffer, capacity: int) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Again:
+    """Prompts that are asked again beside the fresh ones, every replay.ask_again_every steps.
+
+    keeps(header): asked after each training group of a prompt, fresh or again: whether it may be asked (again).
+    picks(kept, n, moment): which of them a round asks, at most n. `kept` is in the order of the data set.
+    """
+
+    keeps: OfHeader
+    picks: Callable[[list[Kept], int, Moment], list[Kept]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """A replay policy: pure functions, each but the order with the paper's answer as its default.
 
@@ -87,6 +100,7 @@ class Policy:
     refills: such a group is dropped when it arrives instead, and another task is issued in its place.
     rollouts(buffer, n, moment): for policies that replay single rollouts, in place of order and accepts: at most n of
         them, by group, the groups in the order of the batch. Rows then keep the advantage of each rollout.
+    again: prompts that are asked another time. Their groups come on top of the b fresh ones, if `trains` lets them.
     """
 
     name: str
@@ -98,6 +112,7 @@ class Policy:
     trains: OfHeader = everything
     refills: bool = False
     rollouts: Rollouts | None = None
+    again: Again | None = None
 
 
 def names() -> list[str]:
