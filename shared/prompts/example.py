@@ -4,7 +4,7 @@
 |---|---|---|
 | verl, Search-R1 | prompt: [{role, content}], maybe question | reward_model.ground_truth: text, list or {target} |
 | question answering | question | golden_answers, answers, answer, ground_truth or target |
-| mathematics | problem or question | answer (GSM8K's follows ####), else the last box of solution |
+| mathematics | problem or question | answer (GSM8K's follows ####), final_answer, else the last box of solution |
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from typing import Any
 from shared.rewards.answers import last_boxed, targets
 
 QUESTION_KEYS = ("question", "problem", "query")
-ANSWER_KEYS = ("golden_answers", "answers", "answer", "ground_truth", "target")
+ANSWER_KEYS = ("golden_answers", "answers", "answer", "final_answer", "ground_truth", "target")
 COLUMNS = ("id", "data_source", "prompt", "messages", "reward_model", "solution", *QUESTION_KEYS, *ANSWER_KEYS)
 
 

@@ -13,7 +13,7 @@ from shared.errors import UserError
 from shared.lines import LineFile, file_size
 from shared.prompts.example import COLUMNS, Example, read_row
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+)?")
+HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<part>[\w.-]+))?(:(?P<split>\w+))?")
 
 
 class PromptSource(Protocol):
@@ -67,8 +67,8 @@ class Table:
 
 
 def open_prompts(source: str) -> PromptSource:
-    """Open `source`: a .parquet file, a file of JSON lines, or a hub name `owner/name[:split]` (split train by
-    default).
+    """Open `source`: a .parquet file, a file of JSON lines, or a hub name `owner/name[/part][:split]` (split train
+    by default).
 
     Raises UserError where it cannot be opened, holds nothing, or its first row is not of a known form.
     """
@@ -112,9 +112,12 @@ def _read_hub(source: str) -> Any:
             f"{source} is no file here, and reading it from the hub needs the package datasets: "
             f"pip install 'headrace[hub]', or {instead}."
         ) from None
-    name, _, split = source.partition(":")
+    named = HUB_NAME.fullmatch(source)
+    assert named is not None
     try:
-        return datasets.load_dataset(name, split=split or "train").with_format("arrow")[:]
+        return datasets.load_dataset(named["name"], named["part"], split=named["split"] or "train").with_format(
+            "arrow"
+        )[:]
     except Exception as error:  # noqa: BLE001 - the hub's client fails in many ways, all of them the user's to see
         first = str(error).partition("\n")[0][:200] or type(error).__name__
         raise UserError(f"{source} is no file here and could not be read from the hub ({first}): {instead}.") from None

@@ -1,0 +1,151 @@
+"""Which weights an evaluation is of, and keeping them while it runs.
+
+    FOLDER, owner/name    a Hugging Face model
+    runs/x                the run's newest checkpoint; while it trains, the version published at this moment
+    runs/x@2.17           the version 2.17 of that run          runs/x@step_20    its checkpoint
+
+A learner deletes old versions and checkpoints. So those of a run are held: their files get a second name (a hard link,
+or a copy where the folder is on another disk) in the evaluation's folder, and nothing the run does later matters.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.learner.model_files import find_model
+from shared import weights
+from shared.config import Config, load
+from shared.errors import UserError
+from shared.versions import Version
+
+HELD = "model"
+_STATE = "trainer_state.pt"  # of a checkpoint; three times the size of the weights, and of no use here
+
+
+@dataclass(frozen=True)
+class Target:
+    """The weights to evaluate."""
+
+    shown: str  # as the user may write it to mean exactly these
+    directory: Path
+    run_dir: Path | None = None
+    training: bool = False  # the run trains at this moment
+
+    @property
+    def held(self) -> bool:
+        """Whether the run they belong to may delete them."""
+        return self.run_dir is not None
+
+
+def find_target(word: str) -> Target:
+    """What the user means. UserError in a sentence where there is no such thing."""
+    path = Path(word)
+    if (path / "config.json").is_file():
+        return _in_run(path.resolve()) or Target(word, find_model(word, "MODEL"))
+    name, at, which = word.rpartition("@")
+    run_dir = Path(name if at else word)
+    if (run_dir / "config.toml").is_file():
+        return _of_run(run_dir, which if at else "")
+    return Target(word, find_model(word, "MODEL"))
+
+
+class Vanished(UserError):
+    """The weights were deleted by the run they belong to before they could be held."""
+
+
+def hold(target: Target, folder: Path) -> Path:
+    """A directory with the weights that stays: the target's own, or one in `folder`, from this or an earlier call.
+
+    Raises Vanished where the run has deleted them.
+    """
+    if not target.held:
+        return target.directory
+    held = folder / HELD
+    if not held.is_dir():
+        aside = folder / f".{HELD}.{os.getpid()}"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            _link_files(target.directory, aside)
+        except FileNotFoundError:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise Vanished(
+                f"{target.shown} is not there (a run keeps its newest versions and checkpoints): name the run alone, "
+                "or another checkpoint."
+            ) from None
+        aside.rename(held)
+    return held
+
+
+def release(folder: Path) -> None:
+    """Give held weights up."""
+    shutil.rmtree(folder / HELD, ignore_errors=True)
+
+
+def is_training(run_dir: Path) -> bool:
+    """Whether a command holds the run's folder now."""
+    lock = run_dir / ".lock"
+    if not lock.is_file():
+        return False
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+def run_config(run_dir: Path) -> Config:
+    """The configuration the run was started with."""
+    return load(run_dir / "config.toml", environ={})
+
+
+def _of_run(run_dir: Path, which: str) -> Target:
+    config, training = run_config(run_dir), is_training(run_dir)
+    versions, steps = weights.published(config.weights_dir), _steps(config.checkpoints_dir)
+    if re.fullmatch(r"\d+\.\d+", which):
+        version = Version(*map(int, which.split(".")))
+        return Target(f"{run_dir}@{version}", config.weights_dir / version.directory, run_dir, training)
+    if re.fullmatch(r"step_\d+", which):
+        return Target(f"{run_dir}@{which}", config.checkpoints_dir / which, run_dir, training)
+    if which:
+        raise UserError(f"'{which}' is no version of {run_dir}: write {run_dir}@2.17 or {run_dir}@step_20.")
+    if versions and (training or not steps):
+        version = versions[-1]
+        return Target(f"{run_dir}@{version}", config.weights_dir / version.directory, run_dir, training)
+    if steps:
+        name = f"step_{steps[-1]}"
+        return Target(f"{run_dir}@{name}", config.checkpoints_dir / name, run_dir, training)
+    raise UserError(f"the run in {run_dir} has neither published weights nor written a checkpoint yet.")
+
+
+def _in_run(directory: Path) -> Target | None:
+    """The target of a directory that is a checkpoint or a version of a run."""
+    run_dir = directory.parent.parent
+    if directory.parent.name not in ("checkpoints", "weights") or not (run_dir / "config.toml").is_file():
+        return None
+    name = directory.name
+    if match := re.fullmatch(r"v(\d+)-(\d+)", name):
+        name = str(Version(int(match[1]), int(match[2])))
+    return Target(f"{run_dir}@{name}", directory, run_dir, is_training(run_dir))
+
+
+def _steps(root: Path) -> list[int]:
+    names = [p.name for p in root.glob("step_*") if p.is_dir()] if root.is_dir() else []
+    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+
+
+def _link_files(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    for file in sorted(source.iterdir()):
+        if file.name == _STATE or not file.is_file():
+            continue
+        try:
+            os.link(file, target / file.name)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            shutil.copy2(file, target / file.name)

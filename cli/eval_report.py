@@ -1,0 +1,155 @@
+"""Answers to figures: metrics per source, macro and weighted, with intervals; as plain data and as a table.
+
+Only samples that could be scored count. A question with fewer of them than k says nothing about k: it is left out of
+the metrics at that k and counted as incomplete.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from shared.evaluation.intervals import METHOD, Means, means
+from shared.evaluation.metrics import best_at_k, majority_at_k, mean_at_k, pass_at_k
+from shared.evaluation.records import Answered, Job
+from shared.messages import TRUNCATED
+
+TIES = "between answers with equally many votes the one given first wins; a sample without an answer does not vote"
+
+
+def report(job: Job, answers: Sequence[Answered], k: Sequence[int], settings: Mapping[str, object]) -> dict[str, Any]:
+    """Everything there is to say, as plain data; the same answers give the same report, in whatever order they came."""
+    ordered = sorted(answers, key=lambda a: a.number)
+    sources: dict[str, list[Answered]] = {}
+    for answered in ordered:
+        sources.setdefault(answered.source, []).append(answered)
+    figures = {
+        name: found for name, (need, of) in _metrics(job, k, ordered).items() if (found := _means(sources, need, of))
+    }
+    return {
+        "model": job.shown_model,
+        "questions": len(ordered),
+        "samples": job.samples,
+        "k": list(k),
+        "temperature": job.temperature,
+        "seed": job.seed,
+        "interval": METHOD,
+        "majority_ties": TIES,
+        "settings": dict(settings),
+        "sources": {
+            source: {
+                **_counts(group),
+                "metrics": {name: asdict(m.sources[source]) for name, m in figures.items() if source in m.sources},
+            }
+            for source, group in sources.items()
+        },
+        "macro": {name: asdict(m.macro) for name, m in figures.items()},
+        "weighted": {name: asdict(m.weighted) for name, m in figures.items()},
+    }
+
+
+Metric = Callable[[Answered, list[int]], float]
+
+
+def _metrics(job: Job, k: Sequence[int], answers: Sequence[Answered]) -> dict[str, tuple[int, Metric]]:
+    """Each metric's name, how many scored samples it needs, and its value for a question and its scored samples."""
+    named: dict[str, tuple[int, Metric]] = {f"mean@{job.samples}": (1, lambda a, s: mean_at_k(_at(a.scores, s)))}
+    for many in k:
+        named[f"best@{many}"] = (many, lambda a, s, many=many: best_at_k(_at(a.scores, s), many))
+        named[f"majority@{many}"] = (
+            many,
+            lambda a, s, many=many: majority_at_k([a.votes[i] for i in s], [a.correct[i] for i in s], many),
+        )
+        named[f"pass@{many}"] = (many, lambda a, s, many=many: pass_at_k([a.correct[i] for i in s], many))
+    if any(a.f1 for a in answers):
+        named["f1"] = (1, lambda a, s: mean_at_k(_at(a.f1, s)))
+    return named
+
+
+def _at(values: Sequence[float | None], places: Sequence[int]) -> list[float]:
+    return [value for i in places if (value := values[i]) is not None]
+
+
+def _means(sources: Mapping[str, Sequence[Answered]], need: int, metric: Metric) -> Means | None:
+    """None where no question has samples enough."""
+    values: dict[str, list[float]] = {}
+    for source, group in sources.items():
+        scored = [(a, [i for i, score in enumerate(a.scores) if score is not None]) for a in group]
+        column = [metric(a, s) for a, s in scored if len(s) >= need]
+        if column:
+            values[source] = column
+    return means(values) if values else None
+
+
+def _counts(group: Sequence[Answered]) -> dict[str, Any]:
+    samples = sum(len(a.scores) for a in group)
+    return {
+        "questions": len(group),
+        "incomplete": sum(any(score is None for score in a.scores) for a in group),
+        "unscored_samples": sum(score is None for a in group for score in a.scores),
+        "answered_share": sum(answer is not None for a in group for answer in a.answers) / samples,
+        "truncated_share": sum(status == TRUNCATED for a in group for status in a.statuses) / samples,
+        "tokens_mean": fmean(tokens for a in group for tokens in a.tokens),
+        "searches_mean": fmean(searches for a in group for searches in a.searches),
+    }
+
+
+def print_report(found: Mapping[str, Any], console: Console) -> None:
+    """A table for each k, and what must be known to read them."""
+    how = "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']:g}"
+    samples = f"{found['samples']} sample{'s' if found['samples'] > 1 else ''}"
+    console.print(f"[bold]{found['model']}[/]: {found['questions']:,} questions, {samples} each, {how}")
+    for k in found["k"]:
+        console.print(_table(found, [n for n in found["macro"] if "@" not in n or _speaks_of(n, k, found["samples"])]))
+        console.print()
+    for note in _notes(found):
+        console.print(note)
+
+
+def _speaks_of(name: str, k: int, samples: int) -> bool:
+    return name == f"mean@{samples}" or name.endswith(f"@{k}")
+
+
+def _table(found: Mapping[str, Any], names: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table.add_column("source", overflow="fold")
+    for heading in ("n", *map(_spoken, names)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for source, row in found["sources"].items():
+        table.add_row(source, f"{row['questions']:,}", *(_cell(row["metrics"].get(name)) for name in names))
+    if len(found["sources"]) > 1:
+        table.add_section()
+        table.add_row("macro mean", "", *(_cell(found["macro"][name]) for name in names))
+        table.add_row("weighted mean", f"{found['questions']:,}", *(_cell(found["weighted"][name]) for name in names))
+    return table
+
+
+def _notes(found: Mapping[str, Any]) -> list[str]:
+    notes = [f"[dim]Per cent, with the {found['interval']}.[/]"]
+    if any(k > 1 for k in found["k"]):
+        notes.append(f"[dim]Majority: {found['majority_ties']}.[/]")
+    rows = found["sources"].values()
+    lost = sum(row["unscored_samples"] for row in rows)
+    if lost:
+        incomplete = sum(row["incomplete"] for row in rows)
+        notes.append(
+            f"[yellow]{lost} samples of {incomplete} questions could not be scored; such a question is left out of the "
+            "metrics that need more samples than it has.[/]"
+        )
+    return notes
+
+
+def _spoken(name: str) -> str:
+    what, at, k = name.partition("@")
+    return {"mean": "Mean", "best": "Best", "f1": "F1"}.get(what, what) + at + k
+
+
+def _cell(estimate: Mapping[str, float] | None) -> str:
+    """The mean, and below it its interval."""
+    if estimate is None:
+        return "–"
+    return f"{100 * estimate['value']:.1f}\n{100 * estimate['low']:.1f}–{100 * estimate['high']:.1f}"

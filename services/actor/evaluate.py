@@ -1,0 +1,185 @@
+"""`python -m services.actor.evaluate FOLDER`: ask every question of an evaluation n times and write down the answers.
+
+A process of its own beside any training: it loads one version of the weights and never changes it. It plays the same
+rollouts as an actor does, against the same retriever, and differs in what a sample that cannot be scored means: here
+it is tried again with another seed, since nobody waits for it. Started again, it goes on with what is not answered.
+
+    questions x n samples, in order -> as many at once as an actor would run -> a question's last sample
+    -> scored -> one line of answers.jsonl
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.actor.engine import Engine, EngineFailed, find_model
+from services.actor.engine_choice import make_engine
+from services.actor.heartbeat import watch_engine
+from services.actor.metered import MeteredEngine
+from services.actor.retrieval import Retriever
+from services.actor.rollout import Budget, Player, Rollout
+from services.actor.text import Codec
+from services.actor.verdicts import answered
+from shared.config import Config
+from shared.errors import UserError
+from shared.evaluation.records import AnswersFile, Job, Question, read_job, read_questions
+from shared.messages import ENV_FAILED
+from shared.seeds import derive
+from shared.service import first_error, run_service
+
+log = logging.getLogger("headrace")
+ATTEMPTS = 3  # at one sample that cannot be scored
+PATIENCE = 5  # times rollout.deadline_s: a rollout of an evaluation holds nobody up
+_SEED = 2  # what evaluations add to the run's seed; training and its own evaluation rounds have 0 and 1
+
+
+@dataclass
+class Asked:
+    """A question under way."""
+
+    question: Question
+    prompt: list[int]
+    rollouts: list[Rollout]
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = len(self.rollouts)
+
+
+class Evaluation:
+    """The unanswered part of a job."""
+
+    def __init__(self, config: Config, job: Job, player: Player, file: AnswersFile) -> None:
+        self.config, self.job, self.player, self.file = config, job, player, file
+        self._env_failed = 0  # samples since the environment last answered
+
+    async def run(self, questions: list[Question]) -> None:
+        """Ask them all. Raises UserError when the retriever is gone."""
+        samples = self._samples(questions)
+        rows = max(1, min(self.rows, len(questions) * self.job.samples))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(rows):
+                    group.create_task(self._play_on(samples, group))
+        except BaseExceptionGroup as error:
+            raise first_error(error) from None
+
+    @property
+    def rows(self) -> int:
+        """Rollouts at once: what the engine was made for."""
+        return self.config.actor.groups * self.config.rollout.group_size
+
+    def _samples(self, questions: list[Question]) -> Iterator[tuple[Asked, int]]:
+        for question in questions:
+            prompt = self.player.codec.prompt(question.messages, self.config.env.prompt)
+            asked = Asked(question, prompt, [Rollout() for _ in range(self.job.samples)])
+            for sample in range(self.job.samples):
+                yield asked, sample
+
+    async def _play_on(self, samples: Iterator[tuple[Asked, int]], group: asyncio.TaskGroup) -> None:
+        for asked, sample in samples:
+            asked.rollouts[sample] = await self._play(asked, sample)
+            asked.left -= 1
+            if not asked.left:
+                group.create_task(self._file(asked))  # mathematics may wait; the row goes on
+
+    async def _play(self, asked: Asked, sample: int) -> Rollout:
+        """One sample, tried again while it cannot be scored."""
+        rollout = Rollout()
+        for attempt in range(ATTEMPTS):
+            rollout = Rollout()
+            seed = self._seed(asked.question, sample, attempt)
+            try:
+                async with asyncio.timeout(PATIENCE * self.config.rollout.deadline_s):
+                    await self.player.play(rollout, asked.prompt, self.job.temperature, seed)
+            except TimeoutError:
+                log.warning("question %s took too long", asked.question.id)
+            if rollout.scored:
+                self._env_failed = 0
+                break
+            self._watch_environment(rollout)
+        return rollout
+
+    def _watch_environment(self, rollout: Rollout) -> None:
+        self._env_failed += rollout.status == ENV_FAILED
+        if self._env_failed > ATTEMPTS * self.rows:
+            raise UserError(
+                f"the retriever at {self.config.env.url} has not answered for {self._env_failed} rollouts in a row: "
+                "start it again, then repeat the command; what is answered is kept."
+            )
+
+    def _seed(self, question: Question, sample: int, attempt: int) -> Callable[[int], int]:
+        place = (self.job.seed, _SEED, zlib.crc32(question.source.encode()), question.index, sample, attempt)
+        return lambda turn: derive(*place, turn)
+
+    async def _file(self, asked: Asked) -> None:
+        self.file.append(await answered(asked.question, asked.rollouts, self.config, self.job.texts))
+
+
+async def serve(config: Config, folder: Path, engine: Engine | None = None) -> None:
+    """Answer what is not answered yet. Raises UserError for what a person can mend, EngineFailed where it is broken."""
+    job = read_job(folder)
+    if job is None:
+        raise UserError(f"{folder} holds no evaluation: `headrace eval` makes one.")
+    file = AnswersFile(folder)
+    file.cut_torn_line()
+    done = {a.number for a in file.read()}
+    questions = [q for q in read_questions(folder) if q.number not in done]
+    log.info("%d questions to answer, %d samples each", len(questions), job.samples)
+    if questions:
+        await _answer(config, job, questions, file, MeteredEngine(engine or make_engine(config)))
+
+
+async def _answer(
+    config: Config, job: Job, questions: list[Question], file: AnswersFile, engine: MeteredEngine
+) -> None:
+    codec = await asyncio.to_thread(Codec, find_model(config.model.path))
+    retriever = _retriever(config) if config.env.kind == "search" else None
+    budget = Budget(
+        max_tokens=config.rollout.max_tokens,
+        max_turn_tokens=config.rollout.max_turn_tokens,
+        max_turns=config.env.max_turns,
+        max_observation_tokens=config.env.max_observation_tokens,
+    )
+    try:
+        await engine.start()
+        log.info("engine %s is up", engine.name)
+        player = Player(engine, codec, budget, retriever.search if retriever is not None else None)
+        work = asyncio.ensure_future(Evaluation(config, job, player, file).run(questions))
+        watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.requests > 0, config.rollout.deadline_s))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            (work if work.done() else watch).result()
+        finally:
+            for task in (work, watch):
+                task.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+    finally:
+        if retriever is not None:
+            await retriever.close()
+        await engine.close()
+
+
+def _retriever(config: Config) -> Retriever:
+    c = config
+    return Retriever(
+        c.env.url,
+        topk=c.env.topk,
+        timeout_s=c.env.timeout_s,
+        retries=c.env.retries,
+        max_query_chars=c.search.max_query_chars,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        run_service("evaluate", lambda config: serve(config, Path(sys.argv[1])))
+    except EngineFailed as error:
+        print(f"evaluate: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)  # as an actor: taking torch down politely can take seconds

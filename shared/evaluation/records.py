@@ -1,0 +1,122 @@
+"""The files of an evaluation: what is asked, and one line per answered question.
+
+<folder>/job.json         how it is asked; fixed at the start
+         questions.jsonl  every question, in order; fixed at the start
+         answers.jsonl    appended as questions are answered, in any order; a killed evaluation goes on from it
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import UserError
+
+JOB, QUESTIONS, ANSWERS = "job.json", "questions.jsonl", "answers.jsonl"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How every question is asked. `identity` names what else the answers depend on: model, settings, suites."""
+
+    identity: dict[str, str]
+    model: str  # directory of the weights
+    shown_model: str  # as the user knows it
+    samples: int  # n, per question
+    temperature: float  # 0: greedy
+    seed: int
+    texts: int = 0  # the first questions of each source keep what was written
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One question. `index` is its place in its source, and with the source's name decides its seeds."""
+
+    number: int
+    source: str
+    index: int
+    id: str
+    messages: list[dict[str, str]]
+    ground_truth: list[str]
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What n samples of one question gave; lists have one item per sample."""
+
+    number: int
+    source: str
+    id: str
+    scores: list[float | None]  # of the answer, in [0, 1], without credit for form; None: unscored
+    correct: list[bool]
+    f1: list[float | None]  # beside exact match; empty for mathematics
+    answers: list[str | None]
+    votes: list[int | None]  # equal answers have the same number; None: no answer
+    statuses: list[str]
+    tokens: list[int]  # sampled
+    searches: list[int]
+    texts: list[str] = []
+
+
+def write_questions(folder: Path, job: Job, questions: Sequence[Question]) -> None:
+    """Fix what is asked; the job last, so that a folder with a job has its questions."""
+    _write(folder / QUESTIONS, b"".join(msgspec.json.encode(q) + b"\n" for q in questions))
+    _write(folder / JOB, msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")
+
+
+def read_job(folder: Path) -> Job | None:
+    """The job of a folder; None where there is none. UserError where it cannot be read."""
+    file = folder / JOB
+    if not file.is_file():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Job)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise UserError(f"{file} cannot be read ({error}): name another folder with --out, or add --fresh.") from None
+
+
+def read_questions(folder: Path) -> list[Question]:
+    """Every question, in order."""
+    decoder = msgspec.json.Decoder(Question)
+    return [decoder.decode(line) for line in (folder / QUESTIONS).read_bytes().splitlines()]
+
+
+class AnswersFile:
+    """Reads the answers that are there, more at each call; a line without its end yet is left for later."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / ANSWERS
+        self._offset = 0
+        self._decoder = msgspec.json.Decoder(Answered)
+
+    def read(self) -> list[Answered]:
+        """What came since the last call."""
+        if not self._file.is_file():
+            return []
+        with self._file.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        try:
+            return [self._decoder.decode(line) for line in whole.splitlines()]
+        except msgspec.MsgspecError as error:
+            raise UserError(f"{self._file} is damaged ({error}): add --fresh to ask everything again.") from None
+
+    def append(self, answered: Answered) -> None:
+        """Add a line; it survives this process."""
+        with self._file.open("ab") as file:
+            file.write(msgspec.json.encode(answered) + b"\n")
+
+    def cut_torn_line(self) -> None:
+        """Take away what a killed process had begun to write."""
+        if not self._file.is_file():
+            return
+        data = self._file.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(self._file, whole)
+
+
+def _write(file: Path, data: bytes) -> None:
+    aside = file.with_name(file.name + ".partial")
+    aside.write_bytes(data)
+    aside.rename(file)
