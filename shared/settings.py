@@ -117,6 +117,8 @@ class Replay(Section):
     tau: float = Field(default=1e-2, ge=0)  # the gate on Drift
     drift: Literal["l2", "l1"] = "l2"  # mean d^2 or mean |d|; tau is in the same measure
     headroom: Literal["sign", "advantage"] = "sign"  # of the advantage only its sign, or weighted by |A|
+    adaptive_tau: float = Field(default=0.0, ge=0, le=3)  # decades around tau in which it follows the run; 0: fixed
+    counterfactual: bool = False  # also measure, while fresh groups are awaited, what `naive` would have replayed
     capacity: int = Field(default=512, ge=0)  # groups
     unit: int = Field(default=1, ge=1)  # accepted groups are cut to a multiple of this: the micro-batch unit
     max_lag: int = Field(default=0, ge=0)  # versions; 0: synchronous, as the paper; 1: overlapped
@@ -125,6 +127,7 @@ class Replay(Section):
     max_refill_rounds: int = Field(
         default=10, ge=1
     )  # policy dapo: batches' worth of groups dropped in one step, at most
+    ask_again_every: int = Field(default=5, ge=1)  # steps; policies bapo and exgrpo: rounds of prompts asked again
     free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan
     max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
     host: str = "127.0.0.1"
@@ -193,7 +196,7 @@ class Redis(Section):
     """Where the streams are. Empty url: `headrace up` starts a server of its own."""
 
     url: str = ""
-    wait_s: float = Field(default=60.0, gt=0)  # how long a service waits for a server that does not answer
+    wait_s: float = Field(default=60.0, gt=0)  # how long a service waits for it at its start; later, for ever
     max_memory_bytes: int = Field(default=0, ge=0)  # of the server `headrace up` starts; 0: no limit
 
 

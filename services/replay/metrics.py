@@ -28,6 +28,7 @@ class ReplayMetrics:
         self.payload = gauge(p + "payload_bytes", "payloads in Redis")
         self.totals = gauge(p + "run_groups", "groups of the run so far, by what became of them", ["what"])
         self.acceptance = gauge(p + "acceptance_ratio", "accepted of the scanned groups, last step")
+        self.tau = gauge(p + "tau", "the gate on Drift, last step")
         self.lag = gauge(p + "lag_versions", "age of the oldest sampled token in the last batch")
         self.lag_mean = gauge(
             p + "lag_mean_versions", "mean age of the oldest sampled token over the last batch's groups"
@@ -66,6 +67,7 @@ class ReplayMetrics:
         ):
             if s[key] is not None:
                 gauge.set(s[key])
+        self.tau.set(s["tau"])
         self.lag.set(s["lag_max"])
         self.lag_mean.set(s["lag_mean"])
         self.selection.observe(s["selection_ms"] / 1000)
@@ -91,6 +93,7 @@ class ReplayMetrics:
             "mixed",
             "lost",
             "filtered",
+            "regenerated",
             "failed",
             "rejected",
             "duplicates",

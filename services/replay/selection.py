@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from services.replay.buffer import Buffer
+from services.replay.counterfactual import Counterfactual
 from services.replay.policies import Moment, Policy
 from shared.config import Config
 from shared.messages import Part, Record
@@ -36,6 +37,7 @@ class Selection:
     seconds: float = 0.0  # spent here, in this process
     scan_seconds: float = 0.0  # spent by the learner
     done: bool = False
+    counterfactual: Counterfactual | None = None  # what `naive` would have picked, where the run asks for it
     _position: int = 0  # how far into the order the requests have got
     _request: list[str] = field(default_factory=list)
 

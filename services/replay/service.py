@@ -11,15 +11,17 @@ unacknowledged entries are delivered again; a selection under way is started ove
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry
 from redis.exceptions import RedisError
 
-from services.replay import evaluation, resync, transitions
+from services.replay import evaluation, refills, resync, transitions
+from services.replay.counterfactual import Counterfactual
 from services.replay.metrics import ReplayMetrics
 from services.replay.policies import Moment, get_policy
-from services.replay.selection import Selection
+from services.replay.selection import Selection, groups_wanted
 from services.replay.state import State, Store, Superseded, Transaction
 from services.replay.watch import Watch
 from shared import messages
@@ -28,8 +30,11 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Scan, ScanResult, Trained
 from shared.prompts import PromptSource
+from shared.redis_client import is_full
 from shared.seeds import derive
+from shared.service import first_error
 from shared.streams import ACTORS, LEARNER, REPLAY, Entry, Inbox, Keys
+from shared.waiting import LongWait
 
 log = logging.getLogger("headrace.replay")
 READ_COUNT = 256
@@ -58,6 +63,7 @@ class Replay:
         self._watch = Watch(client, self.keys)
         self._life = 0
         self._heard = False  # where the learner is, since the state was loaded
+        self._outage: LongWait | None = None
         self._scans = 0
         self.waiting_for, self.waiting_s = "Redis", 0.0
         self.last_selection: tuple[int, frozenset[str], frozenset[str]] = (-1, frozenset(), frozenset())
@@ -65,7 +71,7 @@ class Replay:
         self._last_trained = time.monotonic()
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises UserError when another process has taken the run over."""
+        """Serve until cancelled. Raises UserError when another process has taken the run over, or a step starves."""
         while True:
             try:
                 self._life = await self.store.take_over()
@@ -74,10 +80,20 @@ class Replay:
                 raise UserError(str(error.exceptions[0])) from None
             except* RedisError as error:
                 raise_if_cancelled()  # a reader that fails while being cancelled hides that in this group of errors
-                log.warning("waiting for Redis: %s", error.exceptions[0])
-                self.waiting_for = "Redis"
-                self.metrics.reconnects.inc()
-                await asyncio.sleep(RETRY_S)
+                await self._wait_for_redis(first_error(error))
+
+    async def _wait_for_redis(self, error: BaseException) -> None:
+        full = isinstance(error, RedisError) and is_full(error)
+        if self._outage is None:
+            self._outage = LongWait(first_s=0.0)
+        if self._outage.due():
+            log.warning("waiting for Redis since %.0f s: %s", self._outage.seconds, error)
+        self.waiting_for = "Redis, which is full" if full else "Redis"
+        self.metrics.reconnects.inc()
+        if full:
+            with suppress(RedisError):
+                await self.store.make_room()
+        await asyncio.sleep(RETRY_S)
 
     async def _serve(self) -> None:
         consumer = f"replay-{self._life}"
@@ -112,6 +128,9 @@ class Replay:
                     for warning in watch.warnings():
                         tx.event("warning", service="replay", text=warning)
                     self._advance(state, tx)
+                if sentence := refills.starved(self.config, state):
+                    raise UserError(sentence)
+                self._outage = None
                 watch.waits_for(self._waiting_for(state))
                 self.waiting_for, self.waiting_s = watch.waiting()
                 self.metrics.show(state)
@@ -144,7 +163,7 @@ class Replay:
 
     def _group(self, state: State, tx: Transaction, header: GroupHeader) -> None:
         stored = len(state.buffer)
-        transitions.group_arrived(self.config, state, tx, header)
+        transitions.group_arrived(self.config, state, tx, self.policy, header)
         if len(state.buffer) < stored:  # other fingerprints: what was selected may be gone
             self._forget_selection()
         self.metrics.group(header)
@@ -172,7 +191,7 @@ class Replay:
         c = state.counters
         if c.version is None or c.finished:
             return
-        transitions.issue_tasks(self.config, state, tx, self.train, self.held_out)
+        transitions.issue_tasks(self.config, state, tx, self.policy, self.train, self.held_out)
         if c.step >= self.config.run.steps:
             if not evaluation.round_open(state, c.step):
                 transitions.run_finished(state, tx)
@@ -187,6 +206,7 @@ class Replay:
             self._request_scan(state, tx)
         fresh = transitions.fresh_for_step(self.config, state)
         if fresh is None:
+            self._compare(state, tx)
             return
         self._fresh_since = self._fresh_since or time.monotonic()
         if self._selection.done:
@@ -215,27 +235,21 @@ class Replay:
         if not self._heard:
             return "the learner to say where it is"
         if transitions.fresh_for_step(self.config, state) is None:
-            running = sum(task.kind == messages.TRAIN for task in state.tasks.values())
+            running = sum(task.kind != messages.EVAL for task in state.tasks.values())
             return (
                 f"fresh groups for step {c.step}: {len(state.fresh)} of {self.config.learner.batch} are here, "
                 f"{running} tasks are with the actors"
             )
         return f"the learner to scan for step {c.step}"
 
-    @property
-    def _wanted(self) -> int:
-        """K. A policy that only replaces fresh groups may replace them all, unless replay.select says otherwise."""
-        if self.policy.replaces is not None and self.config.replay.select == 0:
-            return self.config.learner.batch
-        return self.config.replay_groups
-
     def _new_selection(self, state: State) -> Selection:
         return Selection(
             policy=self.policy,
             buffer=state.buffer,
-            wanted=self._wanted,
-            tau=self.config.replay.tau,
+            wanted=groups_wanted(self.policy, self.config),
+            tau=transitions.gate_of(self.config, state).tau,
             chunk=self.config.replay.scan_chunk,
+            group_size=self.config.rollout.group_size,
             moment=Moment(state.counters.step, seed=derive(self.config.run.seed, 2, state.counters.step)),
         )
 
@@ -243,8 +257,11 @@ class Replay:
         assert self._selection is not None
         ids = self._selection.next_scan()
         if self._selection.done:
-            self._selected_at = time.monotonic()
-            return
+            self._selected()
+        else:
+            self._send_scan(state, tx, ids)
+
+    def _send_scan(self, state: State, tx: Transaction, ids: list[str]) -> None:
         self._scans += 1
         self._scan_id = f"{self._life}-{self._scans}"
         tx.send(self.keys.work, Scan(scan=self._scan_id, step=state.counters.step, ids=ids))
@@ -252,11 +269,29 @@ class Replay:
     def _scanned(self, state: State, tx: Transaction, result: ScanResult) -> None:
         if self._selection is None or result.scan != self._scan_id or result.version != state.counters.version:
             return  # of a selection that was given up
+        self._scan_id = ""
+        if self._selection.counterfactual is not None:
+            self._selection.counterfactual.take(result.records)
+            return
         self._selection.take(result.records, result.seconds)
         if self._selection.done:
-            self._selected_at = time.monotonic()
+            self._selected()
         else:
             self._request_scan(state, tx)
+
+    def _selected(self) -> None:
+        s = self._selection
+        assert s is not None
+        self._selected_at = time.monotonic()
+        if self.config.replay.counterfactual:
+            s.counterfactual = Counterfactual(s.buffer, s.accepted, s.refreshed, s.wanted)
+
+    def _compare(self, state: State, tx: Transaction) -> None:
+        """While fresh groups are awaited the learner may as well measure what `naive` would have picked."""
+        if self._selection is None or self._selection.counterfactual is None or self._scan_id:
+            return
+        if ids := self._selection.counterfactual.next_scan():
+            self._send_scan(state, tx, ids)
 
     def _forget_selection(self) -> None:
         self._selection: Selection | None = None

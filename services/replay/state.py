@@ -3,6 +3,7 @@
     replay:state      Counters                     replay:tasks      task id -> Task not answered yet
     replay:fresh      group id -> FreshGroup       replay:buffer     group id -> Row of a stored group
     replay:batches    step -> Composed             replay:retired    group id -> Retired
+    replay:kept       question -> Kept, a prompt that may be asked again
     replay:evals      round:number -> Outcome      replay:ledger     list of Trained steps, for audits
     replay:headers    group id -> GroupHeader while its payload is there; never loaded, read when a person asks
 
@@ -20,10 +21,12 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from services.replay.adaptive import Gate
 from services.replay.buffer import Buffer, Row
+from services.replay.kept import Kept
 from shared import messages, streams
 from shared.events import emit
-from shared.messages import Batch, Cursor, GroupHeader, Task
+from shared.messages import Batch, Cursor, GroupHeader, Part, Task
 from shared.streams import Keys
 from shared.versions import Version
 
@@ -47,6 +50,8 @@ class Counters(msgspec.Struct, kw_only=True):
     filtered: int = 0  # usable training groups that the policy left untrained
     refilled: int = 0  # of them, dropped on arrival and replaced by other tasks
     refilled_in_step: int = 0  # since the last trained step
+    regenerated: int = 0  # usable groups of prompts that were asked again
+    asked_again: int = -1  # the last step that began a round of them
     failed: int = 0  # attempts that brought nothing usable
     duplicates: int = 0  # groups that were there already
     generated: int = 0  # usable training groups
@@ -61,6 +66,7 @@ class Counters(msgspec.Struct, kw_only=True):
     payload_bytes: int = 0  # written by actors, in all
     evals: list[int] = []  # rounds issued
     evals_done: list[int] = []
+    gate: Gate | None = None  # where replay.adaptive_tau has got to; None: replay.tau
     finished: bool = False
     memory_full: bool = False
     fingerprints: dict[str, str] = {}
@@ -87,11 +93,12 @@ class Composed(msgspec.Struct, frozen=True, kw_only=True):
     stats: dict[str, Any]
     left_out: list[str] = []  # fresh groups that the step took and the batch does not hold
     cursor: Cursor | None = None
+    parts: dict[str, Part] = {}  # of groups that the batch does not use as they are
 
     @property
     def message(self) -> Batch:
         """As it is sent to the learner."""
-        return Batch(step=self.step, replay=self.replay, fresh=self.fresh, cursor=self.cursor)
+        return Batch(step=self.step, replay=self.replay, fresh=self.fresh, parts=self.parts, cursor=self.cursor)
 
 
 class Retired(msgspec.Struct, frozen=True):
@@ -122,6 +129,7 @@ class State:
         self.batches: dict[int, Composed] = {}
         self.retired: dict[str, Retired] = {}
         self.evals: dict[str, Outcome] = {}
+        self.kept: dict[str, Kept] = {}
         self.trained_numbers: set[int] = set()
 
     @property
@@ -227,6 +235,7 @@ class Store:
         state.batches = {int(step): batch for step, batch in (await self._read("batches", Composed)).items()}
         state.retired = await self._read("retired", Retired)
         state.evals = await self._read("evals", Outcome)
+        state.kept = await self._read("kept", Kept)
         for line in await self.client.lrange(_table(self.keys, "ledger"), 0, -1):
             state.trained_numbers.update(msgspec.json.decode(line)["fresh_numbers"])
         return state
@@ -235,6 +244,17 @@ class Store:
         """How the rollouts of a group ended, while its payload is there."""
         saved: Any = await self.client.hget(_table(self.keys, "headers"), id)
         return messages.decode(saved, GroupHeader) if saved else None
+
+    async def make_room(self) -> None:
+        """Delete the payloads that only steps below the learner's checkpoint needed, on a server too full to be told.
+
+        Whose payload is gone already is deleted once more in its transaction.
+        """
+        saved = int(await self.client.get(streams.saved_key(self.keys)) or 0)
+        retired = await self._read("retired", Retired)
+        gone = [id for id, group in retired.items() if group.step < saved]
+        if gone:
+            await self.client.unlink(*[key(id) for id in gone for key in (self.keys.payload, self.keys.reference)])
 
     @asynccontextmanager
     async def transaction(self, state: State) -> AsyncIterator[Transaction]:

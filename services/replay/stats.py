@@ -5,18 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from services.replay.buffer import Row
+from services.replay.buffer import Buffer, Row
 from services.replay.selection import Selection
 from services.replay.state import Composed, State
 from shared.config import Config
-from shared.messages import GroupHeader, Record, Trained
+from shared.messages import AGAIN, GroupHeader, Record, Trained
 
 WHAT_IF_FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 
 
 def batch_stats(
     step: int,
-    tau: float,
     selection: Selection,
     replay: list[Row],
     fresh: list[GroupHeader],
@@ -33,21 +32,31 @@ def batch_stats(
     measured = [selection.refreshed[row.id] for row in replay if row.id in selection.refreshed]
     drifts = [record.drift for record in selection.refreshed.values()]
     scanned = [selection.buffer.row(id) for id in selection.refreshed if id in selection.buffer]
+    compared = {}
+    if selection.counterfactual is not None:
+        compared = {"counterfactual": selection.counterfactual.stats(step, replay)}
     return {
         "fresh_groups": len(fresh),
+        "again_groups": sum(h.kind == AGAIN for h in fresh),
         "replay_groups": len(replay),
+        "tau": selection.tau,
         "scanned": selection.scanned,
+        "scan_depth": selection.scanned / len(selection.buffer) if len(selection.buffer) else None,
         "accepted": len(selection.accepted),
         "acceptance": len(selection.accepted) / selection.scanned if selection.scanned else None,
         "scanned_age_mean": _mean([step - row.step for row in scanned]),
         "ages": ages,
+        "distinct_ages": len(set(ages)),
+        "reuse": reuse(selection.buffer, replay),
         "age_mean": _mean(ages),
         "lag_mean": _mean(lags),
         "lag_max": max(lags),
         "headroom_mean": _mean([record.headroom for record in measured]),
         "drift_mean": _mean([record.drift for record in measured]),
-        "what_if_tau": what_if_tau(drifts, tau),
-        "what_if_kl": what_if_kl(list(selection.refreshed.values()), tau),
+        "k3_mean": _mean([record.k3 for record in measured]),
+        "entropy_mean": _mean([record.entropy for record in measured]),
+        "what_if_tau": what_if_tau(drifts, selection.tau),
+        "what_if_kl": what_if_kl(list(selection.refreshed.values()), selection.tau),
         "reward_mean": _mean([reward for reward, _ in scored]),
         "correct_share": _mean([correct for _, correct in scored]),
         "mixed_groups": sum(h.mixed for h in fresh),
@@ -61,7 +70,7 @@ def batch_stats(
         "scan_s": selection.scan_seconds,
         "scan_exposed_s": min(exposed_s, selection.scan_seconds),
         "scan_hidden_s": max(0.0, selection.scan_seconds - exposed_s),
-    }
+    } | compared
 
 
 def step_event(config: Config, state: State, batch: Composed, done: Trained, seconds: float) -> dict[str, Any]:
@@ -81,6 +90,7 @@ def step_event(config: Config, state: State, batch: Composed, done: Trained, sec
         "groups_replayed": c.replayed,
         "groups_lost": c.lost,
         "groups_filtered": c.filtered,
+        "groups_regenerated": c.regenerated,
         "groups_failed": c.failed,
         "groups_rejected": c.rejected,
         "groups_trained_twice": c.trained_twice,
@@ -88,6 +98,24 @@ def step_event(config: Config, state: State, batch: Composed, done: Trained, sec
         "elapsed_s": time.time() - c.started,
         "learner": done.metrics,
     }
+
+
+def reuse(buffer: Buffer, replay: list[Row]) -> dict[str, float] | None:
+    """How the uses so far, this batch included, are spread over the stored groups; None while nothing was replayed.
+
+    max: of one group; gini: 0 when all were used equally often, towards 1 when one has all the uses; top_tenth: the
+    share of all uses that the most used tenth of the groups has.
+    """
+    uses = dict(zip(buffer.ids(slots := buffer.slots()), buffer.uses[slots].tolist(), strict=True))
+    for row in replay:
+        uses[row.id] += 1
+    ordered = np.sort(np.asarray(list(uses.values()), np.float64))
+    n, total = len(ordered), ordered.sum()
+    if total == 0:
+        return None
+    gini = float(2 * (np.arange(1, n + 1) * ordered).sum() / (n * total) - (n + 1) / n)
+    top = float(ordered[-max(1, round(n / 10)) :].sum() / total)
+    return {"max": int(ordered[-1]), "gini": gini, "top_tenth": top}
 
 
 def what_if_tau(drifts: list[float], tau: float) -> dict[str, float]:

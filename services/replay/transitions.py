@@ -8,27 +8,27 @@ import logging
 import time
 
 import msgspec
-import numpy as np
 
-from services.replay import evaluation
+from services.replay import adaptive, again, evaluation, refills
+from services.replay.adaptive import Gate
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
-from services.replay.buffer import Row
 from services.replay.policies import Policy
 from services.replay.resync import cursor_after
+from services.replay.rows import new_row
 from services.replay.selection import Selection, whole_units
 from services.replay.state import Composed, FreshGroup, State, Transaction
 from services.replay.stats import batch_stats, step_event
-from services.replay.tasks import attempt_seed, question_index, train_task
+from services.replay.tasks import attempt_seed, question_of, train_task
 from shared.advantages import group_advantages
 from shared.config import Config
 from shared.messages import (
+    AGAIN,
     EVAL,
     TRAIN,
     Checkpointed,
     Finish,
     GroupHeader,
     Malformed,
-    Record,
     Task,
     Trained,
 )
@@ -38,15 +38,22 @@ log = logging.getLogger("headrace.replay")
 
 
 def issue_tasks(
-    config: Config, state: State, tx: Transaction, train: PromptSource, held_out: PromptSource | None
+    config: Config,
+    state: State,
+    tx: Transaction,
+    policy: Policy,
+    train: PromptSource,
+    held_out: PromptSource | None,
 ) -> None:
-    """Start what admission allows: an evaluation that is due first, then training tasks."""
+    """Start what is due: an evaluation first, then prompts that are asked again, then what admission allows."""
     c = state.counters
     for task in evaluation.start_round(config, state, tx, held_out, c.step):
         _send(tx, task)
-    room = tasks_to_issue(c.issued, c.lost, c.step, config.learner.batch, config.replay.max_lag, config.run.steps)
+    for task in again.start_round(config, state, tx, policy, train):
+        _send(tx, task)
+    room = tasks_to_issue(c.issued, c.gone, c.step, config.learner.batch, config.replay.max_lag, config.run.steps)
     if room and state.payload_bytes > config.replay.max_bytes:  # only what the next step needs: it frees memory
-        room = tasks_to_issue(c.issued, c.lost, c.step, config.learner.batch, 0, config.run.steps)
+        room = tasks_to_issue(c.issued, c.gone, c.step, config.learner.batch, 0, config.run.steps)
         if not c.memory_full:
             tx.event("warning", service="replay", text=_memory_full(config, state))
         c.memory_full = True
@@ -57,8 +64,11 @@ def issue_tasks(
         c.issued += 1
 
 
-def group_arrived(config: Config, state: State, tx: Transaction, header: GroupHeader) -> None:
-    """File a group under fresh, an evaluation's answer with its round, a failure as another attempt or a loss."""
+def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy, header: GroupHeader) -> None:
+    """File a group under fresh, an evaluation's answer with its round, a failure as another attempt or a loss.
+
+    A group that will not be trained is dropped here, where no step counts on it.
+    """
     c = state.counters
     task = state.tasks.get(header.id)
     if task is None:  # answered before
@@ -79,6 +89,12 @@ def group_arrived(config: Config, state: State, tx: Transaction, header: GroupHe
         c.mixed += header.mixed
         c.sampled_tokens += sum(header.sampled_tokens)
         c.payload_bytes += header.payload_bytes
+        if header.kind == AGAIN:
+            c.regenerated += 1
+            again.heard(config, state, tx, policy, header.number, header)
+        if (policy.refills or header.kind == AGAIN) and not policy.trains(header):
+            refills.dropped(state, tx, header)
+            return
         tx.keep_header(header)
         tx.put("fresh", header.id, FreshGroup(header, due=task.min_version + config.replay.max_lag))
 
@@ -88,31 +104,38 @@ def task_vanished(config: Config, state: State, tx: Transaction, task: Task) -> 
     _attempt_failed(config, state, tx, task, "its entry has gone from the stream without a group")
 
 
+def gate_of(config: Config, state: State) -> Gate:
+    """The gate of the next step: replay.tau, unless it adapts."""
+    gate = state.counters.gate
+    if config.replay.adaptive_tau == 0 or gate is None:
+        return Gate(config.replay.tau)
+    return adaptive.clamped(gate, config.replay.tau, config.replay.adaptive_tau)
+
+
 def fresh_for_step(config: Config, state: State) -> list[str] | None:
     """The fresh groups the next step takes, or None while it must wait."""
-    arrived = [Fresh(group.due, group.header.number, id) for id, group in state.fresh.items()]
+    arrived = [Fresh(g.due, g.header.number, id) for id, g in state.fresh.items() if g.header.kind == TRAIN]
     running = [t.min_version + config.replay.max_lag for t in state.tasks.values() if t.kind == TRAIN]
     chosen = choose_fresh(arrived, running, state.counters.step, config.learner.batch)
-    return None if chosen is None else [fresh.id for fresh in chosen]
+    on_top = again.for_step(config, state)
+    return None if chosen is None or on_top is None else [fresh.id for fresh in chosen] + on_top
 
 
 def batch_composed(
     config: Config, state: State, tx: Transaction, selection: Selection, fresh: list[str], exposed_s: float
 ) -> None:
     """Send [replay ; fresh], and cache the Headroom and Drift that the scan measured."""
-    step, replaces = state.counters.step, selection.policy.replaces
-    accepted, left_out = selection.accepted, []
-    if replaces is not None:
-        left_out = [id for id in fresh if replaces(state.fresh[id].header)]
-        accepted = accepted[: len(left_out)]
+    step, policy = state.counters.step, selection.policy
+    accepted, replaceable = selection.accepted, []
+    if policy.replaces is not None:
+        replaceable = [id for id in fresh if policy.replaces(state.fresh[id].header)]
+        accepted = accepted[: len(replaceable)]
     replay = whole_units(accepted, config.replay.unit)
-    left_out = left_out[: len(replay)]
+    left_out = replaceable[: len(replay)] + [id for id in fresh if not policy.trains(state.fresh[id].header)]
     rows = [state.buffer.row(id) for id in replay]
     headers = [state.fresh[id].header for id in fresh]
     fresh = [id for id in fresh if id not in left_out]
-    stats = {"left_out_groups": len(left_out)} | batch_stats(
-        step, config.replay.tau, selection, rows, headers, exposed_s
-    )
+    stats = {"left_out_groups": len(left_out)} | batch_stats(step, selection, rows, headers, exposed_s)
     for id, record in selection.refreshed.items():
         state.buffer.refresh(id, record.headroom, record.drift)
     for id in replay:
@@ -124,6 +147,7 @@ def batch_composed(
         state.counters.rejected += 1
     cursor = cursor_after(state, [*fresh, *left_out])
     batch = Composed(step=step, replay=replay, fresh=fresh, stats=stats, left_out=left_out, cursor=cursor)
+    batch = msgspec.structs.replace(batch, parts={id: part for id, part in selection.parts.items() if id in replay})
     tx.put("batches", str(step), batch)
     tx.send(tx.keys.work, batch.message)
 
@@ -147,26 +171,37 @@ def step_trained(
     records = {record.id: record for record in done.records}
     if config.replay.free_refresh:
         for id in batch.replay:
-            if record := records.get(id):
+            if id not in batch.parts and (record := records.get(id)):
                 state.buffer.refresh(id, record.headroom, record.drift)
                 tx.save_row(id)
     headers = {id: tx.drop("fresh", id).header for id in batch.fresh}
     for id, header in headers.items():
         comparable = header.fingerprints == c.fingerprints
         if policy.keeps(header) and comparable and id not in done.rejected:
-            prompt = question_index(config, questions, header.number)
-            tx.store(_row(c.inserted, done.step, prompt, header, records.get(id)))
+            prompt = question_of(config, questions, header)
+            a = group_advantages(header.rewards, config.learner.advantage)
+            single = policy.rollouts is not None
+            tx.store(new_row(c.inserted, done.step, prompt, header, records.get(id), a, single))
             c.inserted += 1
         else:
             tx.retire(id, header.payload_bytes)
-    for id in batch.left_out:
-        tx.retire(id, tx.drop("fresh", id).header.payload_bytes)
+    left_out = {id: tx.drop("fresh", id).header for id in batch.left_out}
+    for id, header in left_out.items():
+        tx.retire(id, header.payload_bytes)
         c.filtered += 1
+    for header in [*headers.values(), *left_out.values()]:
+        if header.kind == TRAIN:
+            again.heard(config, state, tx, policy, question_of(config, questions, header), header)
     for id in policy.evicts(state.buffer, config.replay.capacity):
         tx.retire(id, tx.discard(id).bytes)
         c.evicted += 1
     _count(state, tx, batch, headers, done)
+    if config.replay.adaptive_tau > 0:
+        measured = [records[id].k3 for id in batch.replay if id in records]
+        kl, acceptance = sum(measured) / len(measured) if measured else None, batch.stats["acceptance"]
+        c.gate = adaptive.adapt(gate_of(config, state), config.replay.tau, config.replay.adaptive_tau, acceptance, kl)
     c.step = done.step + 1
+    c.refilled_in_step = 0
     tx.event("step", **step_event(config, state, batch, done, seconds))
 
 
@@ -198,15 +233,15 @@ def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, f
     log.warning("task %s, attempt %d: %s", task.id, task.attempt + 1, failure)
     attempt = task.attempt + 1
     if attempt < config.replay.max_attempts:
-        version = c.step if task.kind == TRAIN else task.min_version
-        seed = attempt_seed(config, task.kind, task.number, attempt)
+        version = task.min_version if task.kind == EVAL else c.step
+        seed = attempt_seed(config, task.kind, task.number, attempt, task.round)
         _send(tx, msgspec.structs.replace(task, attempt=attempt, seed=seed, min_version=version))
         return
     tx.drop("tasks", task.id)
     tx.event("warning", service="replay", text=f"task {task.id} was given up after {attempt} attempts: {failure}")
     if task.kind == EVAL:
         evaluation.given_up(state, tx, task)
-    else:
+    elif task.kind == TRAIN:
         c.lost += 1
 
 
@@ -224,33 +259,12 @@ def _check_fingerprints(state: State, tx: Transaction, header: GroupHeader) -> N
     c.fingerprints = header.fingerprints
 
 
-def _row(sequence: int, step: int, prompt: int, header: GroupHeader, record: Record | None) -> Row:
-    reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
-    return Row(
-        id=header.id,
-        sequence=sequence,
-        step=step,
-        headroom_ref=reference,
-        headroom=reference,
-        drift=float("nan"),
-        uses=0,
-        tokens=sum(header.sampled_tokens),
-        bytes=header.payload_bytes,
-        prompt=prompt,
-        right=header.right,
-        scored=len(header.scored),
-        reward_mean=float(np.mean(header.scored)),
-        reward_std=float(np.std(header.scored, ddof=1)),
-        advantage=float(np.abs(group_advantages(header.rewards)).sum()),
-    )
-
-
 def _count(state: State, tx: Transaction, batch: Composed, headers: dict[str, GroupHeader], done: Trained) -> None:
     c = state.counters
-    numbers = [h.number for h in headers.values()]
+    numbers = [h.number for h in headers.values() if h.kind == TRAIN]
     c.trained_twice += sum(n in state.trained_numbers for n in numbers)
     state.trained_numbers.update(numbers)
-    c.trained += len(numbers)
+    c.trained += len(headers)
     c.replayed += len(batch.replay)
     c.rejected += len(done.rejected)
     tx.note(
