@@ -1,5 +1,6 @@
 """The scores of a group and the bounds that hold between them (method.md, section 2)."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.learner import statistics
 from shared.headroom import headroom as numpy_headroom
+from shared.messages import Record
 
 EXACT = 1e-6  # float32 log-probabilities
 
@@ -33,6 +35,30 @@ def test_headroom_moves_by_at_most_the_root_of_drift(group: tuple[torch.Tensor, 
 
 
 @settings(max_examples=300, deadline=None)
+@given(scored_groups())
+def test_headroom_moves_by_at_most_the_mean_absolute_drift(
+    group: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    logp, l_ref, advantages = group
+    moved = abs(statistics.headroom(logp, advantages) - statistics.headroom(l_ref, advantages))
+    l1 = statistics.drift(logp, l_ref, "l1")
+    assert moved <= l1 + EXACT
+    assert l1 <= statistics.drift(logp, l_ref) ** 0.5 + EXACT  # so the bound is the tighter one
+
+
+@settings(max_examples=300, deadline=None)
+@given(scored_groups())
+def test_weighted_headroom_moves_by_at_most_the_weighted_drift(
+    group: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    logp, l_ref, a = group
+    moved = abs(statistics.headroom(logp, a, "advantage") - statistics.headroom(l_ref, a, "advantage"))
+    mean_square = a.double().square().mean().item()
+    assert moved <= a.abs().max().item() * statistics.drift(logp, l_ref, "l1") + EXACT
+    assert moved <= (mean_square * statistics.drift(logp, l_ref)) ** 0.5 + EXACT
+
+
+@settings(max_examples=300, deadline=None)
 @given(scored_groups(), scored_groups())
 def test_a_certified_order_is_the_current_order(
     g: tuple[torch.Tensor, torch.Tensor, torch.Tensor], h: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -40,7 +66,8 @@ def test_a_certified_order_is_the_current_order(
     stored = [statistics.headroom(l_ref, a) for _, l_ref, a in (g, h)]
     now = [statistics.headroom(logp, a) for logp, _, a in (g, h)]
     slack = sum(statistics.drift(logp, l_ref) ** 0.5 for logp, l_ref, _ in (g, h))
-    if stored[0] - stored[1] > slack + EXACT:
+    slack_l1 = sum(statistics.drift(logp, l_ref, "l1") for logp, l_ref, _ in (g, h))
+    if stored[0] - stored[1] > min(slack, slack_l1) + EXACT:
         assert now[0] > now[1]
 
 
@@ -48,9 +75,11 @@ def test_a_certified_order_is_the_current_order(
 @given(scored_groups())
 def test_headroom_equals_the_one_the_actor_computes(group: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     logp, _, advantages = group
-    assert statistics.headroom(logp, advantages) == pytest.approx(
-        numpy_headroom(logp.numpy(), np.sign(advantages.numpy())), abs=1e-7
-    )
+    for form in ("sign", "advantage"):
+        theirs = numpy_headroom(logp.numpy(), advantages.numpy(), form)
+        assert statistics.headroom(logp, advantages, form) == pytest.approx(theirs, abs=1e-6)
+    signs = np.sign(advantages.numpy())
+    assert statistics.headroom(logp, advantages) == pytest.approx(numpy_headroom(logp.numpy(), signs), abs=1e-7)
 
 
 def test_a_record_holds_the_sums_of_its_tokens() -> None:
@@ -72,6 +101,18 @@ def test_a_record_holds_the_sums_of_its_tokens() -> None:
     assert r.dead_share == 0.5
     assert r.sum_abs_d == pytest.approx(np.abs(d).sum(), abs=1e-6)
     assert r.entropy == pytest.approx(-np.log(p.double().numpy()).mean(), abs=1e-6)
+
+
+def test_a_record_gives_the_scores_in_the_form_that_is_asked_for() -> None:
+    p, p_ref = torch.tensor([0.9, 0.5, 0.2, 0.7]), torch.tensor([0.6, 0.5, 0.4, 0.7])
+    advantages, dead = torch.tensor([2.0, 1.0, -0.5, 0.0]), torch.zeros(4, dtype=torch.bool)
+    scores = statistics.Scores(drift="l1", headroom="advantage")
+    r = statistics.record("g", p.log(), p_ref.log(), advantages, dead, scores)
+    d = (p.double().log() - p_ref.double().log()).abs().mean().item()
+    assert r.drift == pytest.approx(d, abs=1e-6)
+    assert r.headroom == pytest.approx((2 * 0.1 + 0.5 + 0.5 * 0.2 + 0.0) / 4)
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(r), type=Record)
+    assert read.drift == r.drift  # so replay gates by the same measure
 
 
 def test_a_certain_token_keeps_the_digits_of_one_minus_p() -> None:

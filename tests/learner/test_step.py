@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax
 
-from services.learner import policy, statistics
+from services.learner import losses, policy, statistics
 from services.learner.batching import flatten, micro_batches
 from services.learner.losses.denominators import per_response
 from services.learner.model_files import find_model
@@ -25,17 +25,23 @@ def groups_of(make_group: Any, replayed: int = 2, fresh: int = 3) -> tuple[list[
     return old, new
 
 
-def gradient(trainer: Any, replay: list[Any], fresh: list[Any]) -> list[torch.Tensor]:
-    taken: list[torch.Tensor] = []
+def gradients(trainer: Any, replay: list[Any], fresh: list[Any]) -> list[list[torch.Tensor]]:
+    """Of each mini-batch of a step."""
+    taken: list[list[torch.Tensor]] = []
     original = trainer.optimiser.step
 
     def spy(step: int) -> tuple[float, float]:
-        taken.extend(p.grad.clone() for p in trainer.optimiser.masters)
+        taken.append([p.grad.clone() for p in trainer.optimiser.masters])
         return original(step)
 
     trainer.optimiser.step = spy
     train_step(trainer, 0, replay, fresh)
     return taken
+
+
+def gradient(trainer: Any, replay: list[Any], fresh: list[Any]) -> list[torch.Tensor]:
+    [only] = gradients(trainer, replay, fresh)
+    return only
 
 
 def plain_step(model: Any, replay: list[Any], fresh: list[Any], optimiser: torch.optim.Optimizer) -> None:
@@ -78,15 +84,115 @@ def test_a_step_equals_a_plain_implementation(model: Any, make_group: Any, make_
     assert moved > 0
 
 
-def test_the_gradient_does_not_depend_on_the_micro_batches(model: Any, make_group: Any, make_trainer: Any) -> None:
+LOSSES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dapo": {"dual_clip": 3.0},
+    "dr_grpo": {"denominator_tokens": 24, "proximal_cap": 2.0},
+    "gspo": {"clip_low": 0.02, "clip_high": 0.02},
+    "cispo": {"replay_shaping": 0.1},
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_does_not_depend_on_the_micro_batches(
+    loss: str, model: Any, make_group: Any, make_trainer: Any
+) -> None:
     replay, fresh = groups_of(make_group)
-    split = gradient(make_trainer(copy.deepcopy(model), micro_tokens=64), replay, fresh)
-    whole = gradient(make_trainer(copy.deepcopy(model), micro_tokens=10**6), replay, fresh)
+    settings = {"loss": loss} | LOSSES[loss]
+    split = gradient(make_trainer(copy.deepcopy(model), micro_tokens=64, **settings), replay, fresh)
+    whole = gradient(make_trainer(copy.deepcopy(model), micro_tokens=10**6, **settings), replay, fresh)
     assert len(list(micro_batches(flatten([*replay, *fresh]).rows, 64))) > 4
     largest = max(g.abs().max() for g in whole)
-    assert largest > 1e-3
+    assert largest > 1e-4
     for a, b in zip(split, whole, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6 * float(largest) + 1e-7, rtol=1e-4)
+
+
+def token_losses(trainer: Any, groups: list[Any], l_start: dict[str, Any], cap: float) -> torch.Tensor:
+    """The decoupled loss of a mini-batch, one sequence at a time: weight to the start of the step, clip from there."""
+    total = torch.zeros((), dtype=torch.float64)
+    for group in groups:
+        for row in group.rows:
+            span = slice(row.start, row.start + len(row.positions))
+            logp, a = policy.logprobs(trainer.model, [row], 1.0), group.advantages[span]
+            start = l_start[group.id][span]
+            weight = (start - group.l_ref[span]).exp().clamp(max=cap)
+            tis = (group.l_ref[span] - group.l_gen[span]).exp().clamp(max=2.0)
+            ratio = (logp - start).exp()
+            objective = torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a) * weight * tis
+            total = total - objective.double().mean() / len(group.rows) / len(groups)
+    return total
+
+
+@pytest.mark.parametrize("reference", ["trainer", "engine"])
+def test_decoupled_clipping_weighs_to_the_weights_at_the_start_of_the_step(
+    reference: str, model: Any, make_group: Any, make_trainer: Any
+) -> None:
+    old = [make_group(f"old{i}", 100 + i, stored=0.5) for i in range(3)]
+    new = [make_group("new", 1)]
+    other = copy.deepcopy(model)
+    trainer = make_trainer(model, mini_batch=2, proximal_cap=1.3, lr=1e-2, reference=reference)
+    plain = make_trainer(other, lr=1e-2)
+    with torch.no_grad():
+        l_start = {g.id: policy.logprobs(other, g.rows, 1.0) for g in [*old, *new]}
+    got = gradients(trainer, old, new)
+    for batch, ours in zip((old[:2], [old[2], *new]), got, strict=True):
+        token_losses(plain, batch, l_start, 1.3).backward()
+        theirs = [p.grad.clone() for p in other.parameters()]
+        plain.optimiser.step(0)
+        largest = float(max(g.abs().max() for g in theirs))
+        assert largest > 1e-3
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-3 * largest, rtol=0)
+
+
+def test_the_importance_weight_is_frozen_with_the_group(
+    model: Any, make_group: Any, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group("g", 1)
+    group.l_gen = (group.l_gen - 0.3 * torch.rand(group.tokens, generator=torch.Generator().manual_seed(0))).clone()
+    seen: list[torch.Tensor] = []
+    value = losses.value
+
+    def spy(loss: Any, tokens: Any, weights: Any, factors: torch.Tensor, *rest: Any) -> Any:
+        seen.append(factors)
+        return value(loss, tokens, weights, factors, *rest)
+
+    monkeypatch.setattr(losses, "value", spy)
+    trainer = make_trainer(model, lr=1e-2, tis_cap=1.2)
+    train_step(trainer, 0, [], [group])
+    for step in (1, 2):
+        records, _ = train_step(trainer, step, [group], [])
+        assert records[0].drift > 1e-6  # the policy has moved, the weight has not
+    assert seen[0].max() == pytest.approx(1.2)
+    assert seen[0].min() > 1.0
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+
+
+def test_shaping_takes_replayed_rollouts_alone_out_of_the_clip(model: Any, make_group: Any, make_trainer: Any) -> None:
+    old, new = make_group("old", 1, stored=0.5), make_group("new", 2)
+    plain = train_step(make_trainer(copy.deepcopy(model)), 0, [old], [new])[0]
+    shaped = train_step(make_trainer(copy.deepcopy(model), replay_shaping=0.1), 0, [old], [new])[0]
+    assert plain[0].dead_share > 0
+    assert shaped[0].dead_share == 0
+    only_new = [gradient(make_trainer(copy.deepcopy(model), replay_shaping=c), [], [new]) for c in (0.0, 0.1)]
+    assert all(torch.equal(a, b) for a, b in zip(*only_new, strict=True))
+    assert scan(make_trainer(model, replay_shaping=0.1), [old])[0].dead_share == 0
+
+
+def test_records_say_which_tokens_the_loss_at_hand_loses(model: Any, make_group: Any, make_trainer: Any) -> None:
+    old = make_group("old", 1, stored=0.5)
+    shares = {}
+    for loss, settings in LOSSES.items():
+        trainer = make_trainer(copy.deepcopy(model), loss=loss, **settings | {"replay_shaping": 0.0})
+        shares[loss] = scan(trainer, [old])[0].dead_share
+        records, totals = train_step(trainer, 0, [old], [])
+        assert records[0].dead_share == shares[loss]
+        assert totals.dead / totals.tokens == pytest.approx(shares[loss])
+    assert 0 < shares["dapo"] <= shares["grpo"]  # its clip is higher
+    assert shares["gspo"] > 0
+    assert shares["cispo"] == shares["dr_grpo"] == 0  # no token is lost; the step has not moved yet
 
 
 def test_mini_batches_take_l_ref_before_the_first_update(model: Any, make_group: Any, make_trainer: Any) -> None:
