@@ -13,6 +13,7 @@ from services.learner.clock import Clock
 from services.learner.model_files import find_model, read_companions
 from services.learner.optimise import Optimiser
 from services.learner.policy import load_policy, pick_device, pick_dtype
+from services.learner.statistics import Scores
 from services.learner.step import Trainer
 from services.learner.stop import Stop
 from shared.config import Config
@@ -58,7 +59,17 @@ def assemble(config: Config, stop: Stop) -> Assembled:
         step, lineage = state["step"], state["lineage"]
         cursor = msgspec.convert(state.get("cursor"), Cursor | None)
         log.info("resuming at step %d from %s", step, folder)
-    trainer = Trainer(model, frozen, optimiser, config.learner, config.rollout.temperature, Clock(), stop)
+    longest = config.learner.denominator_tokens or config.rollout.max_tokens
+    trainer = Trainer(
+        model=model,
+        frozen=frozen,
+        optimiser=optimiser,
+        settings=config.learner.model_copy(update={"denominator_tokens": longest}),
+        temperature=config.rollout.temperature,
+        clock=Clock(),
+        stop=stop,
+        scores=Scores(drift=config.replay.drift, headroom=config.replay.headroom),
+    )
     return Assembled(trainer, read_companions(folder), step, lineage, cursor)
 
 
