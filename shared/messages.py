@@ -113,6 +113,7 @@ class Scan(Message, frozen=True, tag="scan"):
     scan: str  # echoed in the result; unique over restarts of replay
     step: int
     ids: list[str]
+    per_rollout: bool = False  # the records bring `entropies`
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +170,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     k3: float  # mean(e^d - 1 - d)
     dead_share: float  # tokens whose gradient the clip makes zero
     entropy: float = 0.0  # mean -log p of the stored tokens
+    entropies: dict[int, float] | None = None  # the same of each rollout, by its place in the group, where asked for
     headroom_ref: float | None = None  # Headroom under l_ref; sent when the group is fresh
     engine_gap: float | None = None  # mean (l_ref - l_gen)^2; sent when the group is fresh
     sum_abs_d: float = 0.0

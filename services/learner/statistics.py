@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
+from services.learner.groups import Group
 from services.learner.losses import MAX_LOG_RATIO
 from shared.messages import Record
 
@@ -61,6 +63,13 @@ def record(
         entropy=-logp.double().mean().item(),
         measure=scores.drift,
     )
+
+
+def with_entropies(record: Record, group: Group, logp: Tensor) -> Record:
+    """The record with mean -log p of each rollout that has trained tokens. logp: float[T]."""
+    sums = torch.zeros(len(group.rows), dtype=torch.float64).index_add_(0, group.rollout, -logp.double())
+    means = sums / torch.bincount(group.rollout, minlength=len(group.rows))
+    return msgspec.structs.replace(record, entropies=dict(zip(group.numbers, means.tolist(), strict=True)))
 
 
 def _mean(values: Tensor) -> float:

@@ -103,15 +103,19 @@ def train_step(
 
 
 @torch.no_grad()
-def scan(trainer: Trainer, groups: Sequence[Group]) -> list[Record]:
-    """Records of stored groups under the current weights, in order."""
+def scan(trainer: Trainer, groups: Sequence[Group], per_rollout: bool = False) -> list[Record]:
+    """Records of stored groups under the current weights, in order; with the entropy of each rollout if wanted."""
     if not groups:
         return []
     flat = flatten(groups, _device(trainer.model))
     logp = forward(trainer, flat)
     l_ref = flat.l_gen if trainer.settings.reference == "engine" else _stored_reference(flat)
     l_old = logp if trainer.settings.proximal_cap else l_ref
-    return _records(trainer, flat, Measured(logp, l_ref, l_old), _tokens_of(flat, {g.id for g in groups}))
+    records = _records(trainer, flat, Measured(logp, l_ref, l_old), _tokens_of(flat, {g.id for g in groups}))
+    if not per_rollout:
+        return records
+    spans = [logp[a:b].cpu() for a, b in flat.bounds]
+    return [statistics.with_entropies(r, g, span) for r, g, span in zip(records, groups, spans, strict=True)]
 
 
 @torch.no_grad()

@@ -10,10 +10,11 @@ from torch.nn.functional import log_softmax
 from services.learner.batching import flatten, mini_batches
 from services.learner.losses.denominators import per_response
 from services.learner.parts import part_of, use_parts
-from services.learner.step import train_step
+from services.learner.step import scan, train_step
 from services.learner.store import Fetched
 from shared.advantages import group_advantages
-from shared.messages import Batch, Malformed, Part, decode, encode
+from shared.messages import Batch, Malformed, Part, ScanResult, decode, encode
+from shared.versions import Version
 
 
 def plain_gradient(model: Any, weighted: list[tuple[Any, int, float, float]]) -> list[torch.Tensor]:
@@ -115,6 +116,18 @@ def test_a_rollout_that_was_not_scored_cannot_be_a_part(make_group: Any):
         part_of(group, Part(rollouts=[0, 2]))
     fetched = use_parts(Fetched([group, make_group("h", 4)]), {"g": Part(rollouts=[2])})
     assert [g.id for g in fetched.groups] == ["h"] and "rollout 2" in fetched.refused["g"]
+
+
+def test_a_scan_tells_the_entropy_of_each_rollout_only_where_asked(model: Any, make_group: Any, make_trainer: Any):
+    groups = [make_group("g", 3, stored=0.1, rewards=[1.0, 0.0, None, 1.0]), make_group("h", 4, stored=0.1)]
+    assert [r.entropies for r in scan(make_trainer(model), groups)] == [None, None]
+    for record, group in zip(scan(make_trainer(model), groups, per_rollout=True), groups, strict=True):
+        assert record.entropies is not None and list(record.entropies) == group.numbers
+        for number, row in zip(group.numbers, group.rows, strict=True):
+            own = group.l_gen[row.start : row.start + len(row.positions)]  # these weights sampled it
+            assert record.entropies[number] == pytest.approx(-own.mean().item(), abs=1e-5)
+        result = ScanResult(scan="1", step=0, version=Version(0, 0), records=[record], seconds=0.0)
+        assert decode(encode(result), ScanResult) == result
 
 
 def test_parts_travel_with_the_batch_and_old_batches_have_none():
