@@ -16,6 +16,7 @@ from typing import Any
 
 from services.learner import assemble, checkpoint, lineage, metrics, publish
 from services.learner import step as steps
+from services.learner.parts import use_parts
 from services.learner.patience import patiently
 from services.learner.policy import context_of, vocabulary_of
 from services.learner.stop import Stop
@@ -29,6 +30,7 @@ from shared.messages import (
     Hello,
     Malformed,
     Message,
+    Record,
     Scan,
     ScanResult,
     Sync,
@@ -152,7 +154,7 @@ class Loop:
         records = []
         if scan.step == self.step:
             with self.trainer.clock("scan"):
-                records = steps.scan(self.trainer, self._fetch(scan.ids, reference=self._needs_reference).groups)
+                records = self._scanned(scan)
         result = ScanResult(
             scan=scan.scan,
             step=scan.step,
@@ -164,6 +166,10 @@ class Loop:
             self._add(pipe, result)
             streams.ack(pipe, self.keys.work, LEARNER, entry.id)
             self._send("send a scan's records", pipe)
+
+    def _scanned(self, scan: Scan) -> list[Record]:
+        groups = self._fetch(scan.ids, reference=self._needs_reference).groups
+        return steps.scan(self.trainer, groups, scan.per_rollout)
 
     def _batch(self, entry: Entry, batch: Batch) -> None:
         if batch.step < self._saved_step:
@@ -220,8 +226,8 @@ class Loop:
     def _train(self, batch: Batch) -> None:
         before = self.version
         with self.trainer.clock("fetch"):
-            replay = self._fetch(batch.replay, reference=self._needs_reference)
-            fresh = self._fetch(batch.fresh, reference=False)
+            replay = use_parts(self._fetch(batch.replay, reference=self._needs_reference), batch.parts)
+            fresh = use_parts(self._fetch(batch.fresh, reference=False), batch.parts)
         records, totals = steps.train_step(self.trainer, batch.step, replay.groups, fresh.groups)
         self.step += 1
         with self.trainer.clock("publish"):
