@@ -1,18 +1,22 @@
-"""Tiny models, published versions of them, and configurations that use them."""
+"""Tiny models, published versions of them, configurations that use them, and whole actors."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 import torch
 from transformers import AutoModelForCausalLM
 
+from services.actor.engine import Engine
 from shared import weights
 from shared.config import Config, build
 from shared.messages import CanarySequence, WeightsNotice
+from shared.redis_client import connect
 from shared.versions import Version
 from tests import tiny_model
+from tests.actor.running import ActorThread, free_port, start_search
 
 torch.set_num_threads(1)
 
@@ -81,3 +85,34 @@ def full_logprobs() -> Callable[[Path, list[int], int, float], list[float]]:
         return [logp[i - 1, tokens[i]].item() for i in range(start, len(tokens))]
 
     return compute
+
+
+@pytest.fixture(scope="module")
+def search_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A running env_search over one passage per letter."""
+    port = free_port()
+    process = start_search(tmp_path_factory.mktemp("search"), port)
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def start_actor() -> Iterator[Callable[..., ActorThread]]:
+    """Start actors; each must still run at the end of the test, and stops then."""
+    actors: list[ActorThread] = []
+
+    def start(config: Config, engine: Engine | None = None) -> ActorThread:
+        actors.append(ActorThread(config, engine))
+        return actors[-1]
+
+    yield start
+    for actor in actors:
+        actor.stop()
+    assert [actor.error for actor in actors] == [None] * len(actors)

@@ -1,148 +1,44 @@
 """Whole actors: real Redis, real retriever, a tiny random model."""
 
-import asyncio
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import httpx
 import numpy as np
 import pytest
 import redis
 
-from services.actor.service import serve
+from services.actor import tasks
 from shared.config import Config
 from shared.events import parse
-from shared.messages import (
-    EVAL,
-    FINISHED,
-    TRAIN,
-    TRUNCATED,
-    GroupHeader,
-    Task,
-    WeightsNotice,
-    decode,
-    encode,
-)
+from shared.messages import EVAL, FINISHED, TRUNCATED
 from shared.payload import decode_payload
 from shared.redis_client import connect
-from shared.seeds import derive
-from shared.streams import ACTORS, FIELD, Keys, SyncInbox, add
+from shared.streams import ACTORS, SyncInbox, add
 from shared.versions import Version
-from tests.tiny_model import WORDS
-
-KEYS = Keys("test")
-T = TypeVar("T")
-REPOSITORY = Path(__file__).resolve().parents[2]
-WAIT_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def wait_for(what: str, look: Callable[[], T | None], seconds: float = WAIT_S) -> T:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if (found := look()) is not None:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited {seconds} s for {what}")
-
-
-@pytest.fixture(scope="module")
-def search_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A running env_search over one passage per letter."""
-    folder = tmp_path_factory.mktemp("search")
-    letters = [w for w in WORDS if w.isalpha() and len(w) == 1]
-    lines = [json.dumps({"id": f"d-{w}", "contents": f'"{w}"\n{w} is a {w}'}) for w in letters]
-    (folder / "corpus.jsonl").write_text("\n".join(lines))
-    port = free_port()
-    env = os.environ | {
-        "HEADRACE_SEARCH__CORPUS": str(folder / "corpus.jsonl"),
-        "HEADRACE_SEARCH__PORT": str(port),
-        "HEADRACE_RUN__ROOT": str(folder),
-        "HEADRACE_SEARCH__STEMMER": "none",
-    }
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "services.env_search"], env=env, cwd=REPOSITORY, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-
-    def healthy() -> bool | None:
-        assert process.poll() is None, (folder / "log").read_text()
-        try:
-            return httpx.get(f"{url}/health").status_code == 200 or None
-        except httpx.HTTPError:
-            return None
-
-    wait_for("env_search", healthy)
-    yield url
-    process.terminate()
-    process.wait(10)
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with connect(redis_url) as client:
-        yield client
+from tests.actor.running import (
+    KEYS,
+    REPOSITORY,
+    announce,
+    free_port,
+    headers,
+    heartbeats,
+    make_task,
+    pending,
+    ready,
+    send,
+    wait_for,
+)
 
 
 @pytest.fixture
 def config(make_config, redis_url: str, search_url: str) -> Config:
     return make_config(redis={"url": redis_url}, env={"url": search_url})
-
-
-class ActorThread:
-    """An actor in a thread of this process, which has torch imported already."""
-
-    def __init__(self, config: Config) -> None:
-        self.error: BaseException | None = None
-        self.started = threading.Event()
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve(config)))
-        self.thread.start()
-        assert self.started.wait(10)
-
-    async def _serve(self, config: Config) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.task = asyncio.ensure_future(serve(config))
-        self.started.set()
-        try:
-            await self.task
-        except asyncio.CancelledError:
-            pass
-        except Exception as error:  # noqa: BLE001  the test looks at it
-            self.error = error
-
-    def stop(self) -> None:
-        if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(self.task.cancel)
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-
-
-@pytest.fixture
-def start_actor() -> Iterator[Callable[[Config], ActorThread]]:
-    """Start actors; each must still run at the end of the test, and stops then."""
-    actors: list[ActorThread] = []
-
-    def start(config: Config) -> ActorThread:
-        actors.append(ActorThread(config))
-        return actors[-1]
-
-    yield start
-    for actor in actors:
-        actor.stop()
-    assert [actor.error for actor in actors] == [None] * len(actors)
 
 
 @pytest.fixture
@@ -163,59 +59,6 @@ def start_process(tmp_path: Path) -> Iterator[Callable[[Config], subprocess.Pope
         if process.poll() is None:
             process.kill()
         process.wait(10)
-
-
-def make_task(number: int, **changes) -> Task:
-    fields: dict = {
-        "id": f"t{number}",
-        "kind": TRAIN,
-        "number": number,
-        "attempt": 0,
-        "seed": derive(7, number),
-        "group_size": 4,
-        "temperature": 1.0,
-        "min_version": 0,
-        "data_source": "letters",
-        "messages": [{"role": "question", "content": "x y a ?"}],
-        "ground_truth": ["a", "b", "c", "d"],
-    }
-    return Task(**(fields | changes))
-
-
-def send(client: redis.Redis, *tasks: Task) -> None:
-    for task in tasks:
-        add(client, KEYS.tasks, encode(task))
-
-
-def announce(client: redis.Redis, published: tuple[WeightsNotice, Path]) -> WeightsNotice:
-    add(client, KEYS.weights, encode(published[0]))
-    return published[0]
-
-
-def headers(client: redis.Redis, count: int) -> list[GroupHeader]:
-    """The first `count` group headers, in order of task number, once they are there."""
-
-    def look() -> list[GroupHeader] | None:
-        entries: Any = client.xrange(KEYS.groups)
-        return [decode(fields[FIELD], GroupHeader) for _, fields in entries] if len(entries) >= count else None
-
-    found = wait_for(f"{count} groups", look)
-    assert len(found) == count
-    return sorted(found, key=lambda h: h.number)
-
-
-def heartbeats(client: redis.Redis) -> list[dict]:
-    names: Any = client.smembers(KEYS.actors)
-    values = [client.get(KEYS.actor(name.decode())) for name in names]
-    return [json.loads(v) for v in values if v]
-
-
-def _ready(client: redis.Redis) -> int:
-    return sum(beat["version"] is not None for beat in heartbeats(client))
-
-
-def pending(client: redis.Redis) -> int:
-    return client.xpending(KEYS.tasks, ACTORS)["pending"]
 
 
 @pytest.mark.slow
@@ -293,7 +136,7 @@ def test_a_task_given_to_two_actors_is_stored_once(client, config, start_actor, 
     announce(client, publish(0, seed=0))
     for count in (1, 2):  # one after the other, for the same reason
         start_actor(config)
-        wait_for("an actor", lambda count=count: _ready(client) == count or None)
+        wait_for("an actor", lambda count=count: ready(client) == count or None)
     send(client, task, task)
     headers(client, 1)
     wait_for("both entries to be done", lambda: True if client.xlen(KEYS.tasks) == 0 else None)
@@ -330,7 +173,8 @@ def make_config_endless(config: Config) -> Config:
 
 
 @pytest.mark.slow
-def test_what_a_dead_actor_left_is_taken_over(client, config, start_actor, publish):
+def test_what_a_dead_actor_left_is_taken_over(client, config, start_actor, publish, monkeypatch):
+    monkeypatch.setattr(tasks, "RECLAIM_MS", 1500)
     dead = SyncInbox(client, KEYS.tasks, ACTORS, "dead")
     dead.create()
     send(client, make_task(0))
