@@ -5,6 +5,7 @@ import random
 import pytest
 
 from services.replay.adaptive import CLIMBING, LOOSEN, OPEN, STARVING, TIGHTEN, Gate, adapt, bounds, clamped
+from tests.replay.test_service import run_to_the_end
 
 BASE, DECADES = 1e-2, 1.0
 
@@ -89,3 +90,20 @@ def test_the_rule_knows_no_units():
 def test_a_resumed_run_with_another_tau_starts_within_its_bounds():
     assert clamped(Gate(0.5), BASE, DECADES).tau == pytest.approx(0.1)
     assert clamped(Gate(1e-6), BASE, DECADES).tau == pytest.approx(1e-3)
+
+
+async def test_a_run_follows_the_rule_through_crashes_of_replay(make_config):
+    config = make_config(run={"steps": 20}, replay={"tau": 1e-4, "adaptive_tau": 1.0})
+    state, _, records = await run_to_the_end(config, crashes=8)
+    steps = [r for r in records if r["kind"] == "step"]
+    gate = Gate(1e-4)
+    for step in steps:
+        assert step["tau"] == pytest.approx(gate.tau)
+        gate = adapt(gate, 1e-4, 1.0, step["acceptance"], 0.0 if step["replay_groups"] else None)
+    assert steps[-1]["tau"] > 5e-4, "nothing passes a gate of 1e-4, so it was opened"
+    assert state.counters.gate is not None and state.counters.gate.tau == pytest.approx(gate.tau)
+
+
+async def test_without_the_option_tau_stays(make_config):
+    _, _, records = await run_to_the_end(make_config(replay={"tau": 1e-4}))
+    assert {r["tau"] for r in records if r["kind"] == "step"} == {1e-4}
