@@ -12,7 +12,9 @@ USAGE = """headrace: asynchronous GRPO in which replay is a service
   headrace demo                      train a small search agent here, in a few minutes, and see it learn
   headrace up CONFIG.toml            run a configuration on this machine; --resume RUN_DIR continues one
   headrace compare STUDY.toml        arms times seeds, and a report that says how sure it is
+  headrace tau RUN_DIR|CONFIG.toml   which gate on drift suits a run
   headrace status [RUN_DIR]          what a running system is doing
+  headrace top [RUN_DIR]             the same at a glance, drawn anew every second
   headrace watch [CONFIG.toml]       follow a run that something else started, and record it
   headrace eval MODEL --suite S      how well a model or a run's newest version answers, k samples a question
   headrace doctor                    what this machine can run, and what is missing
@@ -31,14 +33,16 @@ COMMANDS = {
     "up": "cli.up",
     "demo": "cli.demo",
     "compare": "cli.compare.command",
+    "tau": "cli.tau",
     "status": "cli.status",
+    "top": "cli.top",
     "watch": "cli.watch",
     "eval": "cli.eval",
     "doctor": "cli.doctor",
     "index": "cli.index",
     "config": "cli.config",
 }
-TAKES_OVERRIDES = {"up", "demo", "compare", "watch", "eval"}
+TAKES_OVERRIDES = {"up", "demo", "compare", "tau", "watch", "eval"}
 STOPPED = 130
 
 

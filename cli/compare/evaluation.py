@@ -1,23 +1,63 @@
-"""The held-out questions at the end of a run: k samples of each at the training temperature, Mean@k and Best@k."""
+"""The held-out questions after a run: k samples of each at the training temperature, through `headrace eval`.
 
+The environment answers at once here, whatever `env.latency` says: a delay changes no answer. Runs of one seed are asked
+with one seed.
+"""
+
+import json
 from pathlib import Path
-from typing import Any
 
+from cli import eval as evaluating
 from cli.compare.study import Run, Study
+from cli.eval_folder import REPORT
+from cli.eval_plan import Request
+from shared.errors import UserError
 
-EVALUATION = "evaluation.json"
+METRICS = {"mean_at_k": "mean@{k}", "best_at_k": "best@{k}", "majority_at_k": "majority@{k}"}
 
 
 def is_due(study: Study, run: Run) -> bool:
     """Whether the questions of this run are still to be asked."""
-    return False
+    return bool(study.head.samples) and not (_folder(study, run) / REPORT).is_file()
 
 
-def evaluate(study: Study, run: Run, checkpoint: Path) -> None:
-    """Ask them."""
-    raise NotImplementedError
+def evaluate(study: Study, run: Run, checkpoint: Path) -> bool:
+    """Ask them, going on where a stopped evaluation was. False when the user stopped it."""
+    config = run.config
+    if not config.data.eval:
+        raise UserError("data.eval is empty, so nothing can be asked after a run: name a file, or set samples = 0.")
+    request = Request(
+        model=str(checkpoint),
+        suites=[config.data.eval],
+        k=[study.head.samples],
+        config=str(config.run_dir / "config.toml"),
+        temperature=config.rollout.temperature,
+        limit=study.head.questions,
+        seed=run.seed,
+        out=str(_folder(study, run)),
+        overrides=["--env.latency="],
+    )
+    return evaluating.evaluate(request) is not None
 
 
-def quality_of(study: Study, run: Run) -> dict[str, Any]:
-    """Mean@k and Best@k of a run, by question, then the mean over questions; empty where it was not evaluated."""
-    return {}
+def quality_of(study: Study, run: Run) -> dict[str, float | None]:
+    """Mean@k, Best@k and majority@k over all questions, and Mean@k by source; empty where nothing was asked."""
+    if is_due(study, run) or not study.head.samples:
+        return {}
+    report = json.loads((_folder(study, run) / REPORT).read_text())
+    names = {key: name.format(k=study.head.samples) for key, name in METRICS.items()}
+    quality = {key: _value(report["weighted"], name) for key, name in names.items()}
+    if len(report["sources"]) > 1:
+        for source, row in report["sources"].items():
+            quality[f"mean_at_k:{source}"] = _value(row["metrics"], names["mean_at_k"])
+            quality[f"best_at_k:{source}"] = _value(row["metrics"], names["best_at_k"])
+    return quality
+
+
+def _folder(study: Study, run: Run) -> Path:
+    asked = f"-{study.head.questions}" if study.head.questions else ""
+    return run.config.run_dir / "evals" / f"k{study.head.samples}{asked}"
+
+
+def _value(metrics: dict[str, dict[str, float]], name: str) -> float | None:
+    return metrics[name]["value"] if name in metrics else None

@@ -8,7 +8,7 @@ left out; what comes after the last step (last evaluation, final checkpoint) is 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -55,6 +55,8 @@ def _responses(steps: Sequence[Record], group_size: int) -> dict[str, float | No
     generated = steps[-1].get("groups_generated") if steps else None
     return {
         "fresh_responses": None if generated is None else generated * group_size,
+        "filtered_groups": steps[-1].get("groups_filtered") if steps else None,
+        "regenerated_groups": steps[-1].get("groups_regenerated") if steps else None,
         "trained_responses": _sum(steps, "fresh_groups") * group_size,
         "replayed_responses": _sum(steps, "replay_groups") * group_size,
         "tokens_sampled": _sum(steps, "tokens_sampled"),
@@ -76,11 +78,11 @@ def _time(steps: Sequence[Record]) -> dict[str, float | None]:
     timed = steps[1:]
     whole = _mean([step_seconds(s) for s in timed])
     parts = {part: _mean([part_seconds(s, part) for s in timed]) for part in PARTS}
-    known = [p for p in parts.values() if p is not None]
     return {
         "step_s": whole,
+        "step_s_median": median(known) if (known := [v for s in timed if (v := step_seconds(s)) is not None]) else None,
         **{f"{part}_s": seconds for part, seconds in parts.items()},
-        "other_s": None if whole is None else whole - sum(known),
+        "other_s": None if whole is None else whole - sum(p or 0.0 for p in parts.values()),
         "scan_exposed_s": _mean_key(timed, "scan_exposed_s"),
         "generation_s": _mean_key(timed, "generation_s_mean"),
         "env_s": _mean_key(timed, "env_s_mean"),
@@ -111,6 +113,8 @@ def _replay(steps: Sequence[Record], wanted: int, ages: Counter[int]) -> dict[st
     return {
         "acceptance": _sum(steps, "accepted") / scanned if scanned else None,
         "scanned": scanned / len(steps) if steps and scanned else None,
+        "scan_depth": _mean_key(steps, "scan_depth") if scanned else None,
+        "tau_last": steps[-1].get("tau") if steps and scanned else None,
         "filled": replayed / (wanted * len(steps)) if wanted and steps else None,
         "replay_kl": _mean([_learner(s).get("replay_kl") for s in replaying]),
         "replay_kl_late": _mean([_learner(s).get("replay_kl") for s in replaying[-max(1, round(len(steps) * LATE)) :]]),
@@ -119,7 +123,7 @@ def _replay(steps: Sequence[Record], wanted: int, ages: Counter[int]) -> dict[st
         "age": sum(age * n for age, n in ages.items()) / ages.total() if ages else None,
         "age_max": max(ages, default=None),
         "age_3_share": sum(n for age, n in ages.items() if age >= 3) / ages.total() if ages else None,
-        "distinct_ages": _mean([float(len(set(s.get("ages", [])))) for s in replaying]),
+        "distinct_ages": _mean_key(replaying, "distinct_ages"),
         **_reuse(steps),
     }
 

@@ -28,9 +28,9 @@ def describe() -> dict[str, str]:
     return place | {name: version for name in PACKAGES if (version := _version(name))}
 
 
-def load_average() -> float:
-    """Of the last minute: above the number of cores, something else was running too."""
-    return os.getloadavg()[0]
+def busy_share() -> float:
+    """How busy all cores are together, over a second in which no run of ours is there: other programs' work."""
+    return psutil.cpu_percent(interval=1.0) / 100
 
 
 def _processor() -> str:

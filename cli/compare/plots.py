@@ -113,7 +113,7 @@ def _replay(replays: Arms, arms: Arms) -> Figure:
         ("Groups replayed in a step", step_value("replay_groups")),
         ("KL of replayed groups (k3)", lambda step: step["learner"].get("replay_kl") or None),
         ("Headroom of replayed groups", step_value("headroom_mean")),
-        ("Distinct ages replayed in a step", lambda step: float(len(set(step.get("ages", [])))) or None),
+        ("Distinct ages replayed in a step", lambda step: step.get("distinct_ages") or None),
     ]
     for ax, (title, value) in zip(axes.flat, panels, strict=True):
         for arm, runs in replays.items():

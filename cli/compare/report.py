@@ -44,7 +44,9 @@ def _blocks(results: Results, pictures: dict[str, Path]) -> list[Block]:
         return [Picture(pictures[name], SAYS[name])] if name in pictures else []
 
     blocks: list[Block] = [Heading(f"Study {results.study.head.name}", 1), *tables.opening(results)]
+    sources = tables.by_source(results)
     blocks += [Heading("Results"), tables.headline(results), *picture("step_time"), *picture("quality")]
+    blocks += [sources] if sources is not None else []
     blocks += [Heading("Differences"), *tables.differences(results)]
     blocks += [Heading("While training"), *picture("training")]
     if "replay" in pictures:

@@ -2,7 +2,7 @@
 
     <folder>/runs/<arm>-s<seed>/    the folder of a run, as `headrace up` leaves it
         trained.json                written when its session has ended: where, how long, which checkpoint counts
-        evaluation.json             what the checkpoint answered to the held-out questions
+        evals/k<samples>/           what the checkpoint answered to the held-out questions
 
 A run without trained.json was cut off: it is thrown away and made anew, so that no figure mixes two sessions, and a
 study that was killed comes to the report of one that was not.
@@ -61,8 +61,9 @@ def make_all(study: Study, screen: StudyScreen) -> bool:
             if note is None:
                 return False
             if evaluation.is_due(study, run):
-                screen.phase(f"asking the held-out questions, {study.head.samples} samples each")
-                evaluation.evaluate(study, run, run.config.checkpoints_dir / f"step_{note['step']}")
+                screen.evaluate(f"asking the held-out questions, {study.head.samples} samples each")
+                if not evaluation.evaluate(study, run, run.config.checkpoints_dir / f"step_{note['step']}"):
+                    return False
             screen.end(run)
     return True
 
@@ -83,7 +84,7 @@ def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None
     shutil.rmtree(run_dir, ignore_errors=True)
     config = _ready(study, run)
     Preflight(config).check()
-    began, load_before = time.time(), place.load_average()
+    busy_before, began = place.busy_share(), time.time()
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "config.toml").write_text(config.to_toml())
     session = asyncio.run(_session(run, config, screen))
@@ -94,7 +95,8 @@ def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None
         "step": evaluated_step(run),
         "stopped_at_budget": session.had_enough,
         "seconds": round(time.time() - began, 1),
-        "load_before": round(load_before, 2),
+        "busy_before": busy_before,
+        "busy_after": place.busy_share(),
         "place": place.describe(),
     }
     write_whole(run_dir / TRAINED, json.dumps(note, indent=1) + "\n")

@@ -30,24 +30,28 @@ class StudyScreen:
         self._view: RunView | None = None
         console = Console(file=stream)
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        if self._live is not None:
-            self._live.start()
 
     def begin(self, run: Run) -> None:
         """A run starts now."""
         self._run, self._began, self._view, self._phase = run, time.monotonic(), None, "starting"
+        if self._live is not None:
+            self._live.start()
         self._draw(force=True)
 
-    def phase(self, text: str) -> None:
-        """What the run does besides training."""
+    def evaluate(self, text: str) -> None:
+        """The evaluation begins, which shows its own progress."""
         self._phase = text
         self._draw(force=True)
+        if self._live is not None:
+            self._live.stop()
 
     def end(self, run: Run) -> None:
         """The run is made."""
         self._took[run.name] = time.monotonic() - self._began
         self._run = None
-        if self._live is None:
+        if self._live is not None:
+            self._live.stop()
+        else:
             print(f"{self._head()}; '{run.arm}' seed {run.seed} took {clock(self._took[run.name])}", file=self._stream)
 
     def show(self, view: RunView) -> None:
@@ -63,14 +67,14 @@ class StudyScreen:
     def seconds_left(self) -> float | None:
         """From the seconds per fresh group of the runs that are made, or of this one; None before either is known."""
         groups = {r.name: r.config.run.steps * r.config.learner.batch for r in self._study.runs}
-        pace = pace_of(groups, self._took)
-        left = sum(n for name, n in groups.items() if name not in self._took)
-        now = 0.0
+        pace, now = pace_of(groups, self._took), 0.0
         if self._run is not None and self._view is not None and self._view.trained > 0:
-            elapsed = time.monotonic() - self._began
-            trained = self._view.trained * self._run.config.learner.batch
-            pace = pace or elapsed / trained
-            now = min(elapsed, pace * groups[self._run.name])
+            elapsed, steps = time.monotonic() - self._began, self._run.config.run.steps
+            step_s = self._view.recent_mean("seconds") or 0.0
+            whole = elapsed + step_s * (steps - self._view.trained)
+            pace = pace or whole / groups[self._run.name]
+            now = min(elapsed, whole)
+        left = sum(n for name, n in groups.items() if name not in self._took)
         return None if pace is None else max(pace * left - now, 0.0)
 
     def _head(self) -> str:

@@ -128,7 +128,7 @@ def read_study(file: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Study:
 
 def run_name(arm: str, seed: int) -> str:
     """The name of a run's folder: letters, digits and dots of the arm, and the seed."""
-    slug = re.sub(r"[^A-Za-z0-9.]+", "-", arm.replace("/", "_over_")).strip("-.") or "arm"
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", arm.replace("/", " over ")).strip("-.") or "arm"
     return f"{slug[:50]}-s{seed}"
 
 

@@ -9,6 +9,7 @@ from cli.compare.intervals import Interval, difference, mean_of, ratio, verdict
 from cli.compare.results import Results
 from cli.progress import DASH, clock
 
+BUSY = 0.15  # share of all cores
 PER_CENT, SECONDS, PLAIN, SMALL = "{:.1f} %", "{:.2f} s", "{:.2f}", "{:.2g}"
 COMPARED = (
     # figure, what it is called, whether it is compared as a ratio, unit
@@ -59,7 +60,7 @@ def all_differences(results: Results) -> Iterator[Difference]:
 def opening(results: Results) -> list[Block]:
     """What was compared, in a paragraph, and what is missing."""
     head = results.study.head
-    k = f"then asked every held-out question {head.samples} times" if head.samples else "and was not evaluated"
+    k = f"and was then asked held-out questions, {head.samples} times each" if head.samples else "and was not evaluated"
     blocks: list[Block] = [
         Text(
             f"{len(results.study.arms)} arms, {_seeds(len(head.seeds))}. Every run generated {head.fresh_groups} fresh "
@@ -70,15 +71,20 @@ def opening(results: Results) -> list[Block]:
     ]
     if results.missing:
         blocks.append(Text(f"**Not complete**: {len(results.missing)} runs are missing: {', '.join(results.missing)}."))
-    busy = [name for name, note in results.notes.items() if note["load_before"] > 1.0]
+    busy = [name for name in results.notes if _busy(results, name) > BUSY]
     if busy:
         blocks.append(
             Text(
-                f"**The machine was not idle** when {len(busy)} of {len(results.notes)} runs began (load average above "
-                "1; see the table of runs): their step times hold other programs' work too."
+                f"**The machine was not idle** just before or after {len(busy)} of {len(results.notes)} runs (see the "
+                "table of runs): their step times hold other programs' work too."
             )
         )
     return blocks
+
+
+def _busy(results: Results, name: str) -> float:
+    """The share of all cores that other programs took just before or after a run."""
+    return max(results.notes[name]["busy_before"], results.notes[name]["busy_after"])
 
 
 def headline(results: Results) -> Table:
@@ -94,8 +100,20 @@ def headline(results: Results) -> Table:
         ("fresh responses", "fresh_responses", "{:,.0f}", 1.0),
         ("trained on", "trained_responses", "{:,.0f}", 1.0),
         ("replayed", "replayed_responses", "{:,.0f}", 1.0),
+        ("groups dropped", "filtered_groups", "{:,.0f}", 1.0),
+        ("asked again", "regenerated_groups", "{:,.0f}", 1.0),
     ]
     return _by_arm(results, columns)
+
+
+def by_source(results: Results) -> Table | None:
+    """Mean@k and Best@k of each source of questions; None where there is one source."""
+    k = results.study.head.samples
+    keys = dict.fromkeys(
+        key for runs in results.arms.values() for run in runs for key in run.scalars if "_at_k:" in key
+    )
+    columns = [(f"{key.partition('_')[0].title()}@{k} {key.partition(':')[2]}", key, "{:.4f}", 1.0) for key in keys]
+    return _by_arm(results, columns) if columns else None
 
 
 def replayed(results: Results) -> Table:
@@ -103,6 +121,7 @@ def replayed(results: Results) -> Table:
     columns = [
         ("acceptance", "acceptance", PER_CENT, 100.0),
         ("scanned a step", "scanned", "{:.1f}", 1.0),
+        ("of the buffer", "scan_depth", PER_CENT, 100.0),
         ("of K filled", "filled", PER_CENT, 100.0),
         ("mean age", "age", PLAIN, 1.0),
         ("oldest", "age_max", "{:.0f}", 1.0),
@@ -114,10 +133,11 @@ def replayed(results: Results) -> Table:
         ("last third", "replay_kl_late", SMALL, 1.0),
         ("scan exposed", "scan_exposed_s", "{:.3f} s", 1.0),
     ]
-    extra = sorted(
-        {key for runs in results.arms.values() for r in runs for key in r.scalars if key.startswith("reuse_")}
-    )
-    columns += [(key.replace("_", " "), key, PLAIN, 1.0) for key in extra]
+    columns += [
+        ("most uses of a group", "reuse_max", "{:.1f}", 1.0),
+        ("Gini of uses", "reuse_gini", PLAIN, 1.0),
+        ("uses of the top tenth", "reuse_top_tenth", PER_CENT, 100.0),
+    ]
     return _by_arm(results, columns, only=[arm for arm, runs in results.arms.items() if any(run.ages for run in runs)])
 
 
@@ -190,20 +210,24 @@ def runs(results: Results) -> Table:
                     _shown(s.get("best_at_k"), "{:.4f}"),
                     _shown(s["correct_late"], PER_CENT, 100),
                     clock(note["seconds"]),
-                    f"{note['load_before']:.1f}",
+                    f"{100 * _busy(results, planned.name):.0f} %",
                     f"{s['restarts'] or 0:.0f}",
                 )
             )
     k = results.study.head.samples
+    if not k:
+        rows = [row[:4] + row[6:] for row in rows]
+        head = ("arm", "seed", "steps", "step time", "right, last third", "took", "other work", "restarts")
+        return Table(head, rows)
     head = ("arm", "seed", "steps", "step time", f"Mean@{k}", f"Best@{k}", "right, last third", "took",
-            "load before", "restarts")  # fmt: skip
+            "other work", "restarts")  # fmt: skip
     return Table(head, rows)
 
 
 def _by_arm(results: Results, columns: list[tuple[str, str, str, float]], only: list[str] | None = None) -> Table:
-    """The mean over seeds and half of its interval, for the columns that anything was measured of."""
+    """The mean over seeds and half of its interval, for the columns in which anything but zero was measured."""
     arms = [arm for arm in results.arms if only is None or arm in only]
-    columns = [c for c in columns if any(results.of(arm, c[1]) for arm in arms)]
+    columns = [c for c in columns if any(any(results.of(arm, c[1]).values()) for arm in arms)]
     rows = [
         (
             arm,

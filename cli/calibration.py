@@ -1,0 +1,130 @@
+"""What gates of other widths would have done in a run, and which one to take: the sweep of tau without the sweep.
+
+Each step event says, for gates at multiples of the tau in force, which share of the scanned groups they would have let
+in and how large the KL of those was. The rule follows the paper's sweep on search: at 1e-3 the gate let in 6 % and
+replay starved, at 1e-2 it let in 40 % and replay KL stayed flat, at 1e-1 it let in 94 % and replay KL rose nearly
+fourfold. So
+
+    starves    acceptance below STARVES
+    open       acceptance above OPEN: the gate no longer decides anything
+    climbs     KL of the last third of the steps more than CLIMBS times that of the first third
+
+and the suggestion is, of the gates that are none of these, the one whose acceptance is nearest to one half.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+STARVES, OPEN, CLIMBS = 0.2, 0.9, 2.0
+BEST_ACCEPTANCE = 0.5
+LEAST_SCANNED = 100  # groups, before a suggestion means something
+FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)  # of the run's tau
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a gate at `tau` would have done. KL is None where it would have let nothing in."""
+
+    tau: float
+    acceptance: float
+    kl: float | None
+    kl_first: float | None  # of the first and of the last third of the steps that scanned
+    kl_last: float | None
+
+    @property
+    def climb(self) -> float | None:
+        """By which factor KL rose."""
+        if not self.kl_first or self.kl_last is None:
+            return None
+        return self.kl_last / self.kl_first
+
+    @property
+    def judgement(self) -> str:
+        """starves, open, climbs, or nothing against it."""
+        if self.acceptance < STARVES:
+            return "starves"
+        if self.acceptance > OPEN:
+            return "open"
+        return "climbs" if self.climb is not None and self.climb > CLIMBS else ""
+
+
+def gates(steps: Sequence[Mapping[str, Any]], tau: float) -> list[Gate]:
+    """The gates at FACTORS of `tau`, from step events; steps that scanned nothing say nothing.
+
+    A step whose own tau was another one (an adaptive gate) is read between its points, linearly in log tau.
+    """
+    scanned = [s for s in steps if s.get("scanned") and s.get("what_if_tau")]
+    third = max(1, len(scanned) // 3)
+    return [_gate(scanned, third, tau, factor * tau) for factor in FACTORS] if scanned else []
+
+
+def suggest(found: Sequence[Gate]) -> tuple[Gate, str]:
+    """(the gate to take, why). There must be gates."""
+    good = [gate for gate in found if not gate.judgement]
+    if good:
+        best = min(good, key=lambda gate: abs(gate.acceptance - BEST_ACCEPTANCE))
+        why = f"it lets {best.acceptance:.0%} of the scanned groups in"
+        if best.climb is not None:
+            why += f", and the KL of those stays within a factor {max(best.climb, 1 / best.climb):.1f} over the run"
+        return best, why + "."
+    flat = [gate for gate in found if gate.judgement != "climbs" and gate.acceptance <= OPEN]
+    if all(gate.judgement in ("starves", "climbs") for gate in found) and flat:
+        best = max(flat, key=lambda gate: gate.tau)
+        return best, (
+            f"every wider gate lets in groups whose KL climbs; this one lets in only {best.acceptance:.0%}. The policy "
+            "moves fast between steps: a lower learner.lr or a smaller replay.capacity would leave more to replay."
+        )
+    wide = [gate for gate in found if gate.acceptance >= STARVES] or list(found)
+    best = min(wide, key=lambda gate: gate.tau)
+    return best, (
+        f"none fits: it is the tightest gate that does not starve, lets {best.acceptance:.0%} in, and {_but(best)}."
+    )
+
+
+def _but(gate: Gate) -> str:
+    return {
+        "open": "hardly decides anything, so a gate between this one and the next lower decade is worth a run",
+        "climbs": "lets in groups whose KL climbs",
+        "starves": "starves even so",
+    }.get(gate.judgement, "is the best there is")
+
+
+def _gate(scanned: Sequence[Mapping[str, Any]], third: int, base: float, tau: float) -> Gate:
+    weights = [float(s["scanned"]) for s in scanned]
+    at = [tau / float(s.get("tau") or base) for s in scanned]
+    let_in = [_between(s["what_if_tau"], factor) or 0.0 for s, factor in zip(scanned, at, strict=True)]
+    kl = [_between(s.get("what_if_kl") or {}, factor) for s, factor in zip(scanned, at, strict=True)]
+    # a step's KL counts as much as the groups it is the mean of
+    counts = [w * a for w, a in zip(weights, let_in, strict=True)]
+    acceptance = sum(counts) / sum(weights)
+    return Gate(
+        tau=tau,
+        acceptance=acceptance,
+        kl=_mean(kl, counts),
+        kl_first=_mean(kl[:third], counts[:third]),
+        kl_last=_mean(kl[-third:], counts[-third:]),
+    )
+
+
+def _between(values: Mapping[str, float], factor: float) -> float | None:
+    """The value at a multiple of tau; the nearest one outside of the points, None without any."""
+    points = sorted((math.log(float(f)), v) for f, v in values.items())
+    if not points:
+        return None
+    x = math.log(factor)
+    if x <= points[0][0] + 1e-9:
+        # below the tightest gate that let anything in, nothing is known
+        return points[0][1] if x >= points[0][0] - 1e-9 else None
+    for (x0, v0), (x1, v1) in pairwise(points):
+        if x <= x1 + 1e-9:
+            return v0 + (v1 - v0) * (x - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    known = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None and w > 0]
+    total = sum(w for _, w in known)
+    return sum(v * w for v, w in known) / total if total else None

@@ -1,0 +1,153 @@
+"""`headrace tau`: which gate on Drift suits a run, from a run that was made or from a short one that it makes.
+
+tau scales with how far one training step moves the policy, so it is calibrated by decades: too tight and replay
+starves, too wide and what is replayed drifts further away the longer the run goes.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+EPILOG = """examples:
+  headrace tau runs/atlas-001                        from the step events of a run, finished or not
+  headrace tau examples/atlas.toml                   from a short run of this configuration, in runs/<name>-tau
+  headrace tau examples/atlas.toml --steps 60        a longer one
+  headrace tau my.toml --learner.lr 2e-4             with another learning rate
+
+A gate is judged by the groups that the run scanned. What a scan meets depends on the gate in force: take the
+suggestion, run again, and ask again; it settles in one or two rounds. `replay.adaptive_tau` lets the gate follow a run.
+"""
+STEPS = 30
+SUFFIX = "-tau"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `tau` to the subparsers of the `headrace` command."""
+    tau = subparsers.add_parser(
+        "tau",
+        help="suggest a gate for a configuration",
+        usage="headrace tau RUN_DIR\n       headrace tau CONFIG.toml [--steps N] [--section.key VALUE ...]",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tau.add_argument("what", metavar="RUN_DIR or CONFIG.toml", help="a run's folder, or a configuration to try")
+    tau.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"of the short run (default {STEPS})")
+    tau.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    tau.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the gates and the suggestion: 0, or 130 after Ctrl-C in the short run."""
+    from shared.errors import UserError
+
+    if args.steps < 3:
+        raise UserError(f"--steps {args.steps}: the first steps scan nothing yet; {STEPS} is a good number.")
+    folder = Path(args.what)
+    if not folder.is_dir():
+        if args.json:
+            raise UserError(
+                "--json prints nothing else, and a short run does: make the run first, then name its folder."
+            )
+        made = _short_run(args.what, args.steps, args.overrides)
+        if made is None:
+            return 130
+        folder = made
+    elif args.overrides:
+        raise UserError(f"{args.overrides[0]} would change nothing of a run that was made: name its configuration.")
+    _judge(folder, args.json)
+    return 0
+
+
+def _judge(folder: Path, as_json: bool) -> None:
+    from cli.calibration import gates, suggest
+    from cli.recorder import EVENTS, METRICS, read_records
+    from cli.summary import last_of_each_step
+    from shared.config import load
+    from shared.errors import UserError
+
+    if not (folder / METRICS).is_file():
+        raise UserError(f"{folder} is not the folder of a run: it holds no {METRICS}.")
+    config = load(folder / "config.toml", environ={})
+    steps = last_of_each_step(read_records(folder / EVENTS))
+    found = gates(steps, config.replay.tau)
+    if not found:
+        raise UserError(
+            f"the run in {folder} scanned no group in its {len(steps)} steps (replay.policy = "
+            f"'{config.replay.policy}'): a policy with a gate is needed, headroom_drift for one."
+        )
+    best, why = suggest(found)
+    scanned = sum(step.get("scanned", 0) for step in steps)
+    if as_json:
+        _print_json(found, best, why, scanned)
+    else:
+        _print(folder, found, best, why, scanned, config.replay.tau)
+
+
+def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, tau: float) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from cli.calibration import LEAST_SCANNED
+    from cli.progress import DASH
+
+    def small(value: float | None) -> str:
+        return DASH if value is None else f"{value:.2g}"
+
+    table = Table(title=f"{folder.name}: {scanned} scanned groups", box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("tau", "acceptance", "KL", "first third", "last third", "climb", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for gate in found:
+        climb = DASH if gate.climb is None else f"x {gate.climb:.1f}"
+        marks = [gate.judgement, "in force" if gate.tau == tau else "", "<- suggested" if gate is best else ""]
+        table.add_row(
+            f"{gate.tau:.3g}",
+            f"{gate.acceptance:.1%}",
+            small(gate.kl),
+            small(gate.kl_first),
+            small(gate.kl_last),
+            climb,
+            ", ".join(filter(None, marks)),
+            style="bold" if gate is best else None,
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"replay.tau = {best.tau:.3g}: {why}", highlight=False)
+    if scanned < LEAST_SCANNED:
+        console.print(f"Only {scanned} groups were scanned: a longer run says more.", style="yellow", highlight=False)
+
+
+def _print_json(found: list[Any], best: Any, why: str, scanned: int) -> None:
+    import json
+    from dataclasses import asdict
+
+    rows = [asdict(gate) | {"climb": gate.climb, "judgement": gate.judgement} for gate in found]
+    print(json.dumps({"tau": best.tau, "why": why, "scanned": scanned, "gates": rows}, indent=1))
+
+
+def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | None:
+    """Train `steps` steps under a gate; the run's folder, None when the user stopped it."""
+    from cli import up
+    from cli.overrides import is_set
+    from cli.preflight import Preflight
+    from services.replay.policies import get_policy, within_tau
+    from shared.config import load
+
+    asked = load(config_file, overrides)
+    words = ["--run.steps", str(steps), "--data.eval=", "--search.port", "0", "--replay.port", "0"]
+    if not is_set(overrides, "run.name"):
+        words += ["--run.name", _free_name(Path(asked.run.root), asked.run.name + SUFFIX)]
+    if get_policy(asked.replay.policy).accepts is not within_tau:
+        print(f"replay.policy = '{asked.replay.policy}' has no gate: the short run takes headroom_drift.")
+        words += ["--replay.policy", "headroom_drift"]
+    config = up.resolve(config_file, None, [*overrides, *words])
+    Preflight(config).check()
+    return config.run_dir if up.launch(config) == 0 else None
+
+
+def _free_name(root: Path, name: str) -> str:
+    candidate, number = name, 2
+    while (root / candidate).exists():
+        candidate, number = f"{name}-{number}", number + 1
+    return candidate
