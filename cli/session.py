@@ -19,6 +19,7 @@ from typing import IO, Any
 import redis.asyncio
 
 from cli import local_redis, plan
+from cli.listener import RETRY_S, Listener
 from cli.memory import together
 from cli.plan import ServiceSpec
 from cli.processes import Program, Supervisor
@@ -26,7 +27,7 @@ from cli.progress import Screen
 from cli.readiness import Readiness, heartbeats
 from cli.recorder import Recorder
 from cli.view import RunView
-from shared import events
+from shared.cancellation import stop
 from shared.config import Config
 from shared.errors import UserError
 from shared.redis_client import connect_async, wait_until_up
@@ -35,7 +36,6 @@ from shared.streams import Keys
 LOOK_S, SHOW_S, MEMORY_S = 1.0, 0.5, 2.0
 LIGHT_FIRST_S = 3.0  # how long the heavy services let the light ones start alone
 SLOW_START_S = 180.0
-RETRY_S = 0.5
 FINISHED_EVENT_S = 5.0
 LIGHT = ("replay", "env_search")
 REDIS_NAME = "redis"
@@ -63,9 +63,8 @@ class Session:
         self.view = RunView(config.run.name, config.run.steps, self.started)
         self.recorder = Recorder(self.run_dir)
         self._watchers: list[asyncio.Task[None]] = []
-        self._stop, self._light_up, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        for record in self.recorder.records:
-            self._show_record(record)
+        self._stop, self._light_up = asyncio.Event(), asyncio.Event()
+        self._events = Listener(config, self.view, self.recorder, self._on_event)
 
     async def run(self) -> Outcome:
         """Start everything, wait for the end, end everything. Raises UserError with what a service said."""
@@ -91,17 +90,15 @@ class Session:
         if url is None:
             return False
         client = connect_async(url)
-        watching = (self._follow(client), self._look(client, supervisor), self._weigh(supervisor), self._show())
+        watching = (self._events.follow(client), self._look(client, supervisor), self._weigh(supervisor), self._show())
         self._watchers = [asyncio.ensure_future(work) for work in watching]
         try:
             await self._start_services(supervisor, url)
             finished = await self._until_the_end(supervisor)
-            await self._drain(client)
+            await self._events.drain(client)
             return finished
         finally:
-            for task in self._watchers:
-                task.cancel()
-            await asyncio.gather(*self._watchers, return_exceptions=True)
+            await stop(*self._watchers)
             with suppress(redis.RedisError, OSError):
                 await client.aclose()
 
@@ -157,8 +154,8 @@ class Session:
     async def _is_over(self) -> bool:
         """Whether the run was declared finished; a learner that was merely asked to leave exits with 0 as well."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), FINISHED_EVENT_S)
-        return self._over.is_set()
+            await asyncio.wait_for(self._events.over.wait(), FINISHED_EVENT_S)
+        return self._events.over.is_set()
 
     def _log(self, name: str) -> Path:
         return self.run_dir / "logs" / f"{name}.log"
@@ -173,37 +170,10 @@ class Session:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
                 loop.add_signal_handler(number, self._stop.set)
 
-    async def _follow(self, client: redis.asyncio.Redis) -> None:
-        """Record and show every event; a server that is away is waited for."""
-        keys = Keys(self.config.run.name)
-        while True:
-            try:
-                reply = await client.xread({keys.events: self.recorder.last_id}, count=500, block=1000)
-            except (redis.RedisError, OSError):
-                await asyncio.sleep(RETRY_S)
-                continue
-            self._take(reply)
-
-    async def _drain(self, client: redis.asyncio.Redis) -> None:
-        """Read what was said just before the end."""
-        keys = Keys(self.config.run.name)
-        with suppress(redis.RedisError, OSError):
-            while reply := await client.xread({keys.events: self.recorder.last_id}, count=500):
-                self._take(reply)
-
-    def _take(self, reply: Any) -> None:
-        for id, record in events.parse(reply):
-            self.recorder.add(id, record)
-            self._show_record(record)
-            if self._enough(record):
-                self.had_enough = True
-                self._stop.set()
-
-    def _show_record(self, record: dict[str, Any]) -> None:
-        self.view.update(record)
-        # an earlier end is none when the run was resumed for more steps
-        if record["kind"] == "finished" and record["step"] >= self.config.run.steps:
-            self._over.set()
+    def _on_event(self, record: dict[str, Any]) -> None:
+        if self._enough(record):
+            self.had_enough = True
+            self._stop.set()
 
     async def _look(self, client: redis.asyncio.Redis, supervisor: Supervisor) -> None:
         """Keep the list of live actors and of services that are not up yet."""

@@ -1,0 +1,60 @@
+"""`headrace watch` records a run whose processes are not its own, and goes on where it was."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import redis
+
+from cli.main import main
+from cli.recorder import EVENTS, METRICS, read_records
+from shared import events
+from shared.streams import Keys
+
+NAME = "watched"
+
+
+def _command(redis_url: str, root: Path) -> list[str]:
+    return ["watch", "--redis.url", redis_url, "--run.name", NAME, "--run.root", str(root), "--run.steps", "2"]
+
+
+def _say(redis_url: str, kind: str, **fields: object) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        events.emit(client, Keys(NAME), kind, **fields)
+
+
+def test_a_finished_run_is_recorded_and_summarised(redis_url: str, tmp_path: Path, capsys) -> None:
+    for step in range(2):
+        _say(redis_url, "step", step=step, steps=2, reward_mean=0.5 + step, fresh_groups=4, seconds=1.0)
+    _say(redis_url, "finished", step=2, elapsed_s=2.0)
+    assert main(_command(redis_url, tmp_path)) == 0
+    assert [r["step"] for r in read_records(tmp_path / NAME / METRICS)] == [0, 1]
+    summary = json.loads((tmp_path / NAME / "summary.json").read_text())
+    assert summary["finished"] and summary["steps"] == 2 and summary["reward_last"] == 1.5
+    assert "2 steps" in capsys.readouterr().out
+    assert (tmp_path / NAME / "curves.png").stat().st_size > 0
+
+
+def test_a_watcher_that_was_stopped_goes_on_where_it_was(redis_url: str, tmp_path: Path) -> None:
+    _say(redis_url, "step", step=0, steps=2)
+    process = subprocess.Popen([sys.executable, "-m", "cli.main", *_command(redis_url, tmp_path)])
+    deadline = time.monotonic() + 60
+    while not read_records(tmp_path / NAME / METRICS):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 130
+    _say(redis_url, "step", step=1, steps=2)
+    _say(redis_url, "finished", step=2, elapsed_s=2.0)
+    assert main(_command(redis_url, tmp_path)) == 0
+    kinds = [r["kind"] for r in read_records(tmp_path / NAME / EVENTS)]
+    assert kinds.count("step") == 2 and kinds.count("finished") == 1
+
+
+def test_no_server_named_is_one_sentence(capsys, monkeypatch) -> None:
+    monkeypatch.delenv("HEADRACE_REDIS__URL", raising=False)
+    assert main(["watch"]) == 2
+    assert "redis.url is empty" in capsys.readouterr().err
