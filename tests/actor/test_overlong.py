@@ -2,10 +2,16 @@
 
 import pytest
 
+from services.actor.engine import Finish, Sampling
+from services.actor.group import roll_out
 from services.actor.overlong import penalised, tokens_left
-from services.actor.rollout import Budget, Rollout
+from services.actor.rollout import Budget, Player, Rollout
+from services.actor.text import QUESTION, Codec
+from shared.messages import Task
 from shared.rewards import Scored
 from shared.settings import Reward
+from shared.versions import Version
+from tests.actor.scripted_engine import ScriptedEngine
 
 BUDGET = Budget(max_tokens=100, max_turn_tokens=40)
 
@@ -46,3 +52,35 @@ def test_the_factor_scales_it() -> None:
     assert penalised(Scored(0.0, False), 5, Reward(overlong_tokens=10, overlong_penalty=0.4)).reward == pytest.approx(
         -0.2
     )
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_it_lowers_the_reward_of_training_rollouts_alone_and_never_what_is_right(kind, make_config, model_dir):
+    codec = Codec(model_dir)
+    short, long = codec.encode("<answer> b </answer>"), codec.encode("c c c c c <answer> b </answer>")
+    said = iter([short, long])
+
+    def say(ids: list[int], sampling: Sampling) -> tuple[list[int], Finish]:
+        return next(said), "stop"
+
+    async def search(query: str, seed: int):
+        raise AssertionError("nothing is searched here")
+
+    async def marks() -> dict[str, str]:
+        return {}
+
+    config = make_config(reward={"overlong_tokens": 5}, learner={"advantage": "mean"})
+    budget = Budget(max_tokens=100, max_turn_tokens=len(long), max_turns=2)
+    messages = [{"role": QUESTION, "content": "a"}]
+    task = Task(id="t", kind=kind, number=0, attempt=0, seed=1, group_size=2, temperature=1.0, min_version=0,
+                data_source="x", messages=messages, ground_truth=["b"])  # fmt: skip
+    group = await roll_out(
+        task, Player(ScriptedEngine(say), codec, budget, search), config, "a", lambda: Version(0, 0), marks
+    )
+    assert group.header.correct == [True, True] and not group.header.mixed
+    if kind == "eval":
+        assert group.header.rewards == [1.0, 1.0] and group.payload is None
+    else:
+        assert group.header.rewards == [1.0, 0.0]
+        assert group.payload is not None
+        assert group.payload.advantages.tolist() == [0.5, -0.5]  # without the standard deviation
