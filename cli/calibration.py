@@ -5,7 +5,7 @@ in and how large the KL of those was. The rule follows the paper's sweep on sear
 replay starved, at 1e-2 it let in 40 % and replay KL stayed flat, at 1e-1 it let in 94 % and replay KL rose nearly
 fourfold. So
 
-    starves    acceptance below STARVES
+    starves    acceptance below STARVES, over the run or in the last third of its steps
     open       acceptance above OPEN: the gate no longer decides anything
     climbs     KL of the last third of the steps more than CLIMBS times that of the first third
 
@@ -20,6 +20,7 @@ from typing import Any
 
 STARVES, OPEN, CLIMBS = 0.2, 0.9, 2.0
 BEST_ACCEPTANCE = 0.5
+LESS_MOVEMENT = "A lower learner.lr or a smaller replay.capacity would leave more to replay."
 LEAST_SCANNED = 100  # groups, before a suggestion means something
 FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)  # of the run's tau
 
@@ -30,8 +31,9 @@ class Gate:
 
     tau: float
     acceptance: float
+    acceptance_last: float  # in the last third of the steps that scanned
     kl: float | None
-    kl_first: float | None  # of the first and of the last third of the steps that scanned
+    kl_first: float | None  # in the first and in the last third
     kl_last: float | None
 
     @property
@@ -43,12 +45,12 @@ class Gate:
 
     @property
     def judgement(self) -> str:
-        """starves, open, climbs, or nothing against it."""
-        if self.acceptance < STARVES:
+        """starves, climbs, open, or nothing against it."""
+        if min(self.acceptance, self.acceptance_last) < STARVES:
             return "starves"
-        if self.acceptance > OPEN:
-            return "open"
-        return "climbs" if self.climb is not None and self.climb > CLIMBS else ""
+        if self.climb is not None and self.climb > CLIMBS:
+            return "climbs"
+        return "open" if self.acceptance > OPEN else ""
 
 
 def gates(steps: Sequence[Mapping[str, Any]], tau: float) -> list[Gate]:
@@ -70,26 +72,15 @@ def suggest(found: Sequence[Gate]) -> tuple[Gate, str]:
         if best.climb is not None:
             why += f", and the KL of those stays within a factor {max(best.climb, 1 / best.climb):.1f} over the run"
         return best, why + "."
-    flat = [gate for gate in found if gate.judgement != "climbs" and gate.acceptance <= OPEN]
-    if all(gate.judgement in ("starves", "climbs") for gate in found) and flat:
-        best = max(flat, key=lambda gate: gate.tau)
-        return best, (
-            f"every wider gate lets in groups whose KL climbs; this one lets in only {best.acceptance:.0%}. The policy "
-            "moves fast between steps: a lower learner.lr or a smaller replay.capacity would leave more to replay."
-        )
-    wide = [gate for gate in found if gate.acceptance >= STARVES] or list(found)
-    best = min(wide, key=lambda gate: gate.tau)
-    return best, (
-        f"none fits: it is the tightest gate that does not starve, lets {best.acceptance:.0%} in, and {_but(best)}."
-    )
-
-
-def _but(gate: Gate) -> str:
-    return {
-        "open": "hardly decides anything, so a gate between this one and the next lower decade is worth a run",
-        "climbs": "lets in groups whose KL climbs",
-        "starves": "starves even so",
-    }.get(gate.judgement, "is the best there is")
+    fed = [gate for gate in found if gate.judgement != "starves"]
+    if not fed:
+        best = max(found, key=lambda gate: gate.tau)
+        return best, f"even this one lets only {best.acceptance:.0%} in. {LESS_MOVEMENT}"
+    best = min(fed, key=lambda gate: gate.tau)
+    why = f"none fits; of those that do not starve it is the tightest, and lets {best.acceptance:.0%} in"
+    if best.judgement == "climbs":
+        return best, f"{why}, but their KL climbs over the run. {LESS_MOVEMENT}"
+    return best, f"{why}, so it hardly decides anything: try one between it and the next below."
 
 
 def _gate(scanned: Sequence[Mapping[str, Any]], third: int, base: float, tau: float) -> Gate:
@@ -99,10 +90,10 @@ def _gate(scanned: Sequence[Mapping[str, Any]], third: int, base: float, tau: fl
     kl = [_between(s.get("what_if_kl") or {}, factor) for s, factor in zip(scanned, at, strict=True)]
     # a step's KL counts as much as the groups it is the mean of
     counts = [w * a for w, a in zip(weights, let_in, strict=True)]
-    acceptance = sum(counts) / sum(weights)
     return Gate(
         tau=tau,
-        acceptance=acceptance,
+        acceptance=sum(counts) / sum(weights),
+        acceptance_last=sum(counts[-third:]) / sum(weights[-third:]),
         kl=_mean(kl, counts),
         kl_first=_mean(kl[:third], counts[:third]),
         kl_last=_mean(kl[-third:], counts[-third:]),

@@ -24,6 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shared.config import PATH_KEYS, Config, load
 from shared.errors import UserError
 
+# what the study itself decides for each run
+OWN = ("run.name", "run.root", "run.steps", "run.seed", "eval.every", "redis.url")
+
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -135,10 +138,8 @@ def run_name(arm: str, seed: int) -> str:
 def _config(file: Path, base: Path, arm: str, settings: Mapping[str, Any]) -> Config:
     words = [f"--{key}={_word(_beside(file, key, value))}" for key, value in settings.items()]
     for key in settings:
-        if key in ("run.name", "run.root", "run.steps", "run.seed"):
-            raise UserError(
-                f"{file}, arm '{arm}': {key} is the study's own; see [study] seeds, fresh_groups and steps."
-            )
+        if key in OWN:
+            raise UserError(f"{file}, arm '{arm}': {key} is the study's own: see [study], or leave it away.")
     try:
         config = load(base, words, environ={})
     except UserError as error:
