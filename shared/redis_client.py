@@ -8,11 +8,13 @@ repeat what they may repeat, and `Inbox` asks for its pending entries again afte
 
 import asyncio
 import time
+from typing import Any
 
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from shared.config import without_password
@@ -21,6 +23,8 @@ from shared.errors import UserError
 BLOCK_MS = 1000
 SOCKET_TIMEOUT_S = 20.0
 TRY_S = 0.3
+PAYLOAD_SHARE = 0.9  # of the server's memory limit; the rest is for messages
+SHORT_SHARE = 0.8
 MINIMUM_VERSION = (6, 2)  # XAUTOCLAIM
 
 _OPTIONS: dict = {
@@ -38,6 +42,10 @@ def connect(url: str) -> redis.Redis:
 def connect_async(url: str) -> redis.asyncio.Redis:
     """A client for an event loop. Does not touch the network yet."""
     return redis.asyncio.Redis.from_url(_checked(url), retry=AsyncRetry(NoBackoff(), 0), **_options(url))
+
+
+# BusyLoadingError is a ConnectionError: a server that reads its file in counts as away
+AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, OSError)
 
 
 class RedisAway(UserError):
@@ -85,6 +93,17 @@ def wait_until_up(url: str, wait_s: float) -> None:
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_VERSION:
         needed = ".".join(map(str, MINIMUM_VERSION))
         raise UserError(f"Redis at {shown} is version {version}, and XAUTOCLAIM needs {needed} or newer: upgrade it.")
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the server refused a write for want of memory. Redis 6.2 says so in the middle of a script's error."""
+    return isinstance(error, OutOfMemoryError) or (isinstance(error, redis.ResponseError) and "OOM" in str(error))
+
+
+def is_short_of_memory(client: redis.Redis) -> bool:
+    """Whether payloads have filled their share of the server's memory, or nearly."""
+    memory: Any = client.info("memory")
+    return 0 < memory["maxmemory"] * SHORT_SHARE < memory["used_memory"]
 
 
 def _options(url: str) -> dict:

@@ -10,7 +10,7 @@ missing (an emptied or restarted server).
 """
 
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from shared.redis_client import BLOCK_MS
+from shared.redis_client import BLOCK_MS, PAYLOAD_SHARE, is_full
 
 FIELD = b"m"
 DEAD_LETTERS_KEPT = 1000
@@ -52,6 +52,11 @@ class Keys:
     def actor(self, actor: str) -> str:
         """An actor's heartbeat; expires when it stops reporting."""
         return f"{self.prefix}actor:{actor}"
+
+
+def saved_key(keys: Keys) -> str:
+    """Steps below this number are in a checkpoint, and their batches are acknowledged; written by the learner."""
+    return keys.prefix + "saved"
 
 
 ACTORS, REPLAY, LEARNER = "actors", "replay", "learner"  # the consumer groups
@@ -133,7 +138,19 @@ class Inbox:
 
     async def create(self) -> None:
         """Create the stream and its group where they are missing."""
-        await _swallow_busygroup(self.client.xgroup_create(self.stream, self.group, id="0", mkstream=True))
+        try:
+            await self.client.xgroup_create(self.stream, self.group, id="0", mkstream=True)
+        except ResponseError as error:
+            if not (is_full(error) and await self._is_there()) and "BUSYGROUP" not in str(error):
+                raise
+
+    async def _is_there(self) -> bool:
+        """A full server refuses to create what is there already."""
+        try:
+            groups: Any = await self.client.xinfo_groups(self.stream)
+        except ResponseError:
+            return False
+        return any(group["name"] == self.group.encode() for group in groups)
 
     async def renew(self, ids: Iterable[bytes]) -> None:
         """Say that these entries are still being worked on, so that nobody takes them over."""
@@ -189,8 +206,15 @@ class SyncInbox:
         try:
             self.client.xgroup_create(self.stream, self.group, id="0", mkstream=True)
         except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
+            if not (is_full(error) and self._is_there()) and "BUSYGROUP" not in str(error):
                 raise
+
+    def _is_there(self) -> bool:
+        try:
+            groups: Any = self.client.xinfo_groups(self.stream)
+        except ResponseError:
+            return False
+        return any(group["name"] == self.group.encode() for group in groups)
 
     def ack(self, *ids: bytes) -> None:
         """Acknowledge and delete."""
@@ -223,10 +247,17 @@ def bury(pipe: Any, keys: Keys, source: str, reason: str, data: bytes) -> None:
 
 
 # A group is written once: the payload, its header and the acknowledgement of its task together, or only the
-# acknowledgement when the group is there already (a task reclaimed while its first actor was merely slow).
+# acknowledgement when the group is there already (a task reclaimed while its first actor was merely slow). Payloads
+# leave a share of the server's memory to messages: what frees memory has to be said first.
 _STORE_GROUP = """
 local stored = 1
 if ARGV[2] ~= '' then
+  local memory = redis.call('INFO', 'memory')
+  local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
+  local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
+  if limit > 0 and used + #ARGV[2] > limit * ARGV[4] and redis.call('EXISTS', KEYS[1]) == 0 then
+    return redis.error_reply('OOM no room for a payload')
+  end
   stored = redis.call('SET', KEYS[1], ARGV[2], 'NX') and 1 or 0
 end
 if stored == 1 then redis.call('XADD', KEYS[2], '*', 'm', ARGV[1]) end
@@ -244,9 +275,12 @@ class GroupStore:
         self._script = client.register_script(_STORE_GROUP)
 
     async def store(self, group: str, header: bytes, payload: bytes, task_entry: bytes) -> bool:
-        """True if written, False if the group was there already. An empty payload stores a failure's header alone."""
+        """True if written, False if the group was there already. An empty payload stores a failure's header alone.
+
+        Raises OutOfMemoryError when payloads have filled their share of the server's memory.
+        """
         keys = [self._keys.payload(group), self._keys.groups, self._keys.tasks]
-        return bool(await self._script(keys=keys, args=[header, payload, task_entry]))
+        return bool(await self._script(keys=keys, args=[header, payload, task_entry, PAYLOAD_SHARE]))
 
 
 def _group_is_missing(error: ResponseError) -> bool:
@@ -261,11 +295,3 @@ def _entries(stream: str, reply: Any) -> list[Entry]:
 def _claimed(stream: str, reply: Any) -> list[Entry]:
     # Redis 6.2 reports a deleted entry as (id, None), Redis 7 in a list of its own
     return [Entry(stream, id, fields[FIELD]) for id, fields in reply[1] if id is not None and fields]
-
-
-async def _swallow_busygroup(call: Awaitable) -> None:
-    try:
-        await call
-    except ResponseError as error:
-        if "BUSYGROUP" not in str(error):
-            raise

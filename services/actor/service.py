@@ -156,5 +156,5 @@ class Actor:
             "memory": heartbeat.resident_bytes(),
             "time": time.time(),
         }
+        await self.wire.call(self.tasks.renew)  # first: a full server takes this, and no heartbeat
         await self.wire.call(lambda: heartbeat.report(self.wire.client, self.wire.keys, self.wire.name, fields))
-        await self.wire.call(self.tasks.renew)

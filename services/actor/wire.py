@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from services.actor.heartbeat import actor_name
-from services.actor.outage import through_outage
+from services.actor.outage import Patience
 from shared import events
 from shared.config import Config
 from shared.redis_client import connect_async
@@ -22,11 +22,11 @@ class Wire:
         self.name = actor_name()
         self.keys = Keys(config.run.name)
         self.client = connect_async(config.redis.url)
-        self._wait_s = config.redis.wait_s
+        self._patience = Patience(self._warn_at_once)
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """`await call()`, again and again while Redis is away; it must be idempotent."""
-        return await through_outage(call, self._wait_s)
+        """`await call()`, again and again while Redis is away or full; it must be idempotent."""
+        return await self._patience.through(call)
 
     async def emit(self, kind: str, **fields: Any) -> None:
         """An event for people."""
@@ -36,3 +36,6 @@ class Wire:
         """A warning, in the log and for people."""
         log.warning("%s", text)
         await self.emit("warning", source=self.name, text=text)
+
+    async def _warn_at_once(self, text: str) -> None:
+        await events.emit(self.client, self.keys, "warning", source=self.name, text=text)

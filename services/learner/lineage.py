@@ -5,17 +5,12 @@ A learner that resumes opens a new lineage, since the same step trained again ne
 
 from typing import Any
 
-from shared.streams import Keys
+from shared.streams import Keys, saved_key
 
 
 def saved_step(client: Any, keys: Keys) -> int:
     """Batches below this step are acknowledged and gone: no learner can begin before it, whatever its checkpoint."""
     return int(client.get(saved_key(keys)) or 0)
-
-
-def saved_key(keys: Keys) -> str:
-    """Set together with the acknowledgement of the batches that a checkpoint holds."""
-    return keys.prefix + "saved"
 
 
 def lost_steps(step: int, first: int) -> str:

@@ -40,7 +40,7 @@ from shared.messages import (
     decode,
     encode,
 )
-from shared.redis_client import connect
+from shared.redis_client import connect, is_short_of_memory
 from shared.streams import FIELD, LEARNER, Entry, Keys, SyncInbox
 from shared.versions import Version
 
@@ -181,7 +181,8 @@ class Loop:
         else:
             self._train(batch)
             self._open.append((entry.id, batch.step))
-            if self.step % self.config.learner.checkpoint_every == 0 or self.step == self.config.run.steps:
+            due = self.step % self.config.learner.checkpoint_every == 0 or self.step == self.config.run.steps
+            if due or self._memory_is_short():
                 self._checkpoint()
 
     def _ask_for_what_is_missing(self, entry: Entry, batch: Batch) -> None:
@@ -274,6 +275,13 @@ class Loop:
         log.info("finished at step %d", self.step)
         return True
 
+    def _memory_is_short(self) -> bool:
+        """Payloads are freed by checkpoints alone, and actors wait for room."""
+        short = self._patiently("look at its memory", lambda: is_short_of_memory(self.client))
+        if short:
+            log.warning("Redis is short of memory: a checkpoint after step %d, so that payloads can go", self.step)
+        return short
+
     def _checkpoint(self) -> None:
         c = self.config
         with self.trainer.clock("checkpoint"):
@@ -286,7 +294,7 @@ class Loop:
             self._saved_step = self.step
             with self.client.pipeline(transaction=True) as pipe:
                 streams.ack(pipe, self.keys.work, LEARNER, *(id for id, _ in self._open))
-                pipe.set(lineage.saved_key(self.keys), self.step)
+                pipe.set(streams.saved_key(self.keys), self.step)
                 self._add(pipe, Checkpointed(version=self.version, step=self.step))
                 self._send("acknowledge the saved batches", pipe)
             self._open.clear()

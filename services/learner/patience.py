@@ -6,16 +6,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import redis
-from redis.exceptions import OutOfMemoryError
 
 from services.learner.stop import Stop
+from shared.redis_client import AWAY, is_full
 
 log = logging.getLogger("headrace")
 
 LOG_EVERY_S = 10.0
 RETRY_S = 0.5
-# away, starting up, or full (admission frees room as replay evicts)
-_PASSING = (redis.ConnectionError, redis.TimeoutError, OutOfMemoryError, redis.ReadOnlyError)
 
 T = TypeVar("T")
 
@@ -27,7 +25,9 @@ def patiently(stop: Stop, what: str, call: Callable[[], T]) -> T:
     while True:
         try:
             return call()
-        except _PASSING as error:
+        except (redis.RedisError, OSError) as error:
+            if not isinstance(error, AWAY) and not is_full(error):
+                raise
             now = time.monotonic()
             if now >= next_line:
                 log.warning("waiting for Redis to %s since %.0f s: %s", what, now - since, error)

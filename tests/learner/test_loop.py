@@ -305,6 +305,20 @@ def test_a_step_that_replay_lost_the_word_of_is_told_again_and_not_trained_again
     assert decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice).version == Version(0, 1)
 
 
+def test_on_a_server_that_is_short_of_memory_a_checkpoint_comes_early(config: Config, client: Any, feed: Feed) -> None:
+    loop = start(config)
+    feed(batch(0))
+    client.setrange("of another run", 20 * 2**20, "x")
+    try:
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.15))
+        work_off(loop)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert config.learner.checkpoint_every == 2
+    assert checkpoint.steps(config.checkpoints_dir) == [1]
+    assert pending(client) == 0
+
+
 def test_an_emptied_server_is_told_where_the_learner_is(config: Config, client: Any, feed: Feed) -> None:
     loop = start(config)
     for step in range(3):

@@ -25,7 +25,7 @@ from shared.messages import (
     Trained,
 )
 from shared.prompts import Example
-from shared.redis_client import connect_async
+from shared.redis_client import SHORT_SHARE, connect_async, is_full
 from shared.streams import ACTORS, LEARNER, GroupStore, Inbox, Keys
 from shared.versions import Version
 
@@ -71,6 +71,7 @@ class PeerActor:
         self.rng, self.fail_share, self.slots = random.Random(seed), fail_share, 4
         self.payload_bytes = payload_bytes
         self.right_share = 0.5
+        self.refused = 0  # times that a full server sent a group back
         self.id = f"peer-{uuid.uuid4().hex[:6]}"
         self.store = GroupStore(self.client, self.keys)
         self.version = Version(0, 0)
@@ -105,7 +106,16 @@ class PeerActor:
                             self.right_share)  # fmt: skip
         header = msgspec.structs.replace(header, payload_bytes=0 if failed else self.payload_bytes)
         payload = b"" if failed or task.kind == "eval" else b"p" * header.payload_bytes
-        if await self.store.store(task.id, messages.encode(header), payload, entry.id) and not failed:
+        while True:
+            try:
+                stored = await self.store.store(task.id, messages.encode(header), payload, entry.id)
+                break
+            except redis.ResponseError as error:
+                if not is_full(error):
+                    raise
+                self.refused += 1
+                await asyncio.sleep(0.02)
+        if stored and not failed:
             self.headers[task.id] = header
 
 
@@ -143,6 +153,7 @@ class PeerLearner:
         self.scans: list[Scan] = []
         self.rng, self.max_drift = random.Random(seed), max_drift
         self.finished = False
+        self.heeds_memory = False
         self.headers: dict[str, GroupHeader] = {}  # of all groups, for a test to look at
 
     async def run(self) -> None:
@@ -183,7 +194,7 @@ class PeerLearner:
                                                    rejected=[], metrics={"loss": 0.0})  # fmt: skip
                         cursor = batch.cursor
                         await self._publish(version, told[batch.step])
-                        if step % self.every == 0:
+                        if step % self.every == 0 or (self.heeds_memory and await self._memory_is_short()):
                             self.saved, self.saved_cursor = step, cursor
                             async with self.client.pipeline(transaction=True) as pipe:
                                 streams.ack(pipe, entry.stream, LEARNER, *unsaved)
@@ -202,6 +213,10 @@ class PeerLearner:
                         await inbox.ack(entry.id)
                         self.finished = True
                         return
+
+    async def _memory_is_short(self) -> bool:
+        memory = await self.client.info("memory")
+        return 0 < SHORT_SHARE * memory["maxmemory"] < memory["used_memory"]
 
     async def _publish(self, version: Version, result: messages.Message) -> None:
         notice = messages.WeightsNotice(
