@@ -17,7 +17,7 @@ import msgspec
 
 from cli import plan
 from cli.eval_model import Target, find_target, run_config
-from cli.eval_suites import Task, open_suites, questions_of, task_of
+from cli.eval_suites import Task, check_words, open_suites, questions_of, task_of
 from cli.prompt_lengths import PromptTokens
 from shared.config import Config, load
 from shared.errors import UserError
@@ -65,6 +65,7 @@ class Plan:
 def make_plan(request: Request) -> Plan:
     """Check everything that can be checked before the weights are held. Raises UserError in a sentence."""
     target = find_target(request.model)
+    check_words(request.suites)
     config = _settings(request, target)
     k, samples, temperature = _sampling(request, config)
     words = request.suites or ([config.data.eval] if config.data.eval else [])
@@ -120,11 +121,11 @@ def _preset(task: Task | None, directory: Path) -> list[str]:
 
 
 def _placed(config: Config, target: Target) -> Config:
-    """With absolute paths, the weights to evaluate, and the threads this machine has for it."""
+    """With absolute paths, the weights to evaluate, and half of the cores: threads that find none only wait."""
     cores = len(os.sched_getaffinity(0))
     values: dict[str, object] = {
         "model.path": str(target.directory),
-        "actor.threads": config.actor.threads or (max(1, cores // 2) if target.training else cores),
+        "actor.threads": config.actor.threads or max(1, cores // 2),
     }
     if target.run_dir is not None and config.run.name == run_config(target.run_dir).run.name:
         values["run.root"] = str(target.run_dir.resolve().parent)

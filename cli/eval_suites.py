@@ -60,6 +60,18 @@ def task_of(words: Sequence[str]) -> Task | None:
     return next(iter(tasks), None)
 
 
+def check_words(words: Sequence[str]) -> None:
+    """Raise UserError for a word that can be neither a file, nor a hub name, nor the name of a suite."""
+    for word in words:
+        if _names(word) or Path(word).is_file() or (HUB_NAME.fullmatch(word) and not Path(word).suffix):
+            continue
+        if Path(word).suffix or Path(word).is_dir():
+            raise UserError(f"--suite {word} is not a file here: check the path.")
+        near = difflib.get_close_matches(word.lower(), [*SUITES, *GROUPS], n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'?" if near else f"the names are {', '.join([*SUITES, *GROUPS])}."
+        raise UserError(f"--suite {word} is neither a file nor the name of a suite; {hint}")
+
+
 def open_suites(words: Sequence[str]) -> list[Suite]:
     """Every suite the words name, once each, in order. UserError in a sentence where one cannot be read."""
     suites: dict[str, Suite] = {}
@@ -68,7 +80,7 @@ def open_suites(words: Sequence[str]) -> list[Suite]:
         for name in names:
             suites.setdefault(name, _open_named(name))
         if not names and word not in suites:
-            suites[word] = Suite(word, _open_file(word), None)
+            suites[word] = Suite(word, open_prompts(word), None)
     return list(suites.values())
 
 
@@ -102,7 +114,7 @@ def _question(number: int, source: str, index: int, example: Example) -> Questio
 
 def _names(word: str) -> list[str]:
     """The named sets a word stands for; a file of that name in the working directory comes first."""
-    if Path(word).exists():
+    if Path(word).is_file():
         return []
     plain = word.lower().replace("-", "").replace("_", "")
     return GROUPS.get(plain) or ([plain] if plain in SUITES else [])
@@ -114,11 +126,3 @@ def _open_named(name: str) -> Suite:
         return Suite(name, open_prompts(source), task)
     except UserError as error:
         raise UserError(f"suite {name}: {error}") from None
-
-
-def _open_file(word: str) -> PromptSource:
-    if not Path(word).exists() and not Path(word).suffix and not HUB_NAME.fullmatch(word):
-        near = difflib.get_close_matches(word.lower(), [*SUITES, *GROUPS], n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"the names are {', '.join([*SUITES, *GROUPS])}."
-        raise UserError(f"--suite {word} is neither a file nor the name of a suite; {hint}")
-    return open_prompts(word)
