@@ -114,7 +114,13 @@ def bound_trl_buffer(seen: Played, recording: Recording) -> None:
 BOUNDS = {name.removeprefix("bound_"): f for name, f in list(globals().items()) if name.startswith("bound_")}
 
 
-@pytest.mark.parametrize(("decimals", "unit"), [(None, 1), (TIED, 4)], ids=["as measured", "ties, units of 4"])
+SCORES = [
+    pytest.param(TIED, 4, id="ties, units of 4"),
+    pytest.param(None, 1, id="as measured", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("decimals", "unit"), SCORES)
 @pytest.mark.parametrize("name", literal.ORDERS)
 def test_a_policy_equals_its_literal_version_and_keeps_its_bound(name: str, decimals: tuple[int, int], unit: int):
     recording = Recording(decimals=decimals)
