@@ -29,7 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     reward_mean: float = 0.0  # over the scored responses, and their standard deviation (n - 1)
     reward_std: float = 0.0
     advantage: float = 0.0  # sum of |A| over the responses
-    advantages: list[float] = []  # of each response, 0 where it cannot be trained on; for policies of single rollouts
+    responses: list[float] = []  # a number for each, 0 where it cannot be used: Policy.responses
 
 
 class Buffer:
@@ -40,7 +40,7 @@ class Buffer:
         self._slot: dict[str, int] = {}
         self._ids: list[str] = []
         self._free: list[int] = []
-        self.advantages = np.zeros((0, 0), np.float32)  # float32[slots, G], no columns while no row brings any
+        self.responses = np.zeros((0, 0), np.float32)  # float32[slots, G], no columns while no row brings any
         self._allocate(64)
         for row in sorted(rows, key=lambda r: r.sequence):
             self.insert(row)
@@ -66,13 +66,13 @@ class Buffer:
         self.reward_mean = grown("reward_mean", np.float32, 0.0)
         self.reward_std = grown("reward_std", np.float32, 0.0)
         self.advantage = grown("advantage", np.float32, 0.0)
-        self._widen(self.advantages.shape[1])
+        self._widen(self.responses.shape[1])
 
     def _widen(self, width: int) -> None:
-        """Room for the advantages of `width` responses in every slot."""
-        old = self.advantages
-        self.advantages = np.zeros((len(self.sequence), width), np.float32)
-        self.advantages[: len(old), : old.shape[1]] = old
+        """Room for `width` responses in every slot."""
+        old = self.responses
+        self.responses = np.zeros((len(self.sequence), width), np.float32)
+        self.responses[: len(old), : old.shape[1]] = old
 
     def __len__(self) -> int:
         return len(self._slot)
@@ -107,7 +107,7 @@ class Buffer:
             reward_mean=float(self.reward_mean[i]),
             reward_std=float(self.reward_std[i]),
             advantage=float(self.advantage[i]),
-            advantages=self.advantages[i].tolist(),
+            responses=self.responses[i].tolist(),
         )
 
     def insert(self, row: Row) -> None:
@@ -125,10 +125,10 @@ class Buffer:
         self.sequence[i], self.step[i], self.uses[i], self.tokens[i] = row.sequence, row.step, row.uses, row.tokens
         self.bytes[i], self.prompt[i], self.right[i], self.scored[i] = row.bytes, row.prompt, row.right, row.scored
         self.reward_mean[i], self.reward_std[i], self.advantage[i] = row.reward_mean, row.reward_std, row.advantage
-        if len(row.advantages) > self.advantages.shape[1]:
-            self._widen(len(row.advantages))
-        self.advantages[i] = 0.0
-        self.advantages[i, : len(row.advantages)] = row.advantages
+        if len(row.responses) > self.responses.shape[1]:
+            self._widen(len(row.responses))
+        self.responses[i] = 0.0
+        self.responses[i, : len(row.responses)] = row.responses
         self.headroom_ref[i], self.headroom[i], self.drift[i] = row.headroom_ref, row.headroom, row.drift
 
     def remove(self, id: str) -> None:

@@ -11,3 +11,4 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     right: int  # of `scored` responses
     scored: int
     asked: int = -1  # the last step it was asked again at
+    retired: bool = False  # never to be asked again

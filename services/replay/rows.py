@@ -14,12 +14,12 @@ def new_row(
     header: GroupHeader,
     record: Record | None,
     advantages: NDArray[np.float32],
-    single_rollouts: bool = False,
+    responses: list[float],
 ) -> Row:
     """A group that enters the buffer.
 
     record: of its first training; prompt: its question's place; advantages: float32[G], as it was trained with;
-    single_rollouts: whether the row keeps them, and not their sum alone.
+    responses: what Policy.responses says of each, or none.
     """
     reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
     return Row(
@@ -38,5 +38,5 @@ def new_row(
         reward_mean=float(np.mean(header.scored)),
         reward_std=float(np.std(header.scored, ddof=1)),
         advantage=float(np.abs(advantages).sum()),
-        advantages=np.where(np.array(header.sampled_tokens) > 0, advantages, 0.0).tolist() if single_rollouts else [],
+        responses=responses,
     )

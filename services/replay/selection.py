@@ -83,6 +83,8 @@ class Selection:
 
 def groups_wanted(policy: Policy, config: Config) -> int:
     """K. A policy that only replaces fresh groups may replace them all, unless replay.select says otherwise."""
+    if policy.again is not None and policy.again.joined:
+        return config.replay.capacity  # all there is of the prompts that are asked
     if policy.replaces is not None and config.replay.select == 0:
         return config.learner.batch
     return config.replay_groups

@@ -17,12 +17,13 @@ import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry
 from redis.exceptions import RedisError
 
-from services.replay import evaluation, refills, resync, transitions
+from services.replay import again, evaluation, refills, resync, transitions
 from services.replay.counterfactual import Counterfactual
 from services.replay.metrics import ReplayMetrics
 from services.replay.policies import Moment, get_policy
 from services.replay.selection import Selection, groups_wanted
 from services.replay.state import State, Store, Superseded, Transaction
+from services.replay.waits import waiting_for
 from services.replay.watch import Watch
 from shared import messages
 from shared.cancellation import raise_if_cancelled
@@ -58,6 +59,8 @@ class Replay:
         self.keys = Keys(config.run.name)
         self.store = Store(client, self.keys)
         self.policy = get_policy(config.replay.policy)
+        again.check(config, self.policy)
+        self._joined = self.policy.again is not None and self.policy.again.joined
         self.metrics = ReplayMetrics(registry)
         self.state: State | None = None
         self._watch = Watch(client, self.keys)
@@ -131,7 +134,7 @@ class Replay:
                 if sentence := refills.starved(self.config, state):
                     raise UserError(sentence)
                 self._outage = None
-                watch.waits_for(self._waiting_for(state))
+                watch.waits_for(waiting_for(self.config, state, self._heard))
                 self.waiting_for, self.waiting_s = watch.waiting()
                 self.metrics.show(state)
                 entries = await arrived.get()
@@ -218,30 +221,6 @@ class Replay:
             self.last_selection = c.step, replayed, frozenset(self._selection.refreshed)  # step, replayed, scanned
             self._forget_selection()
 
-    def _waiting_for(self, state: State) -> str:
-        """What the next step is waiting for, in words."""
-        c = state.counters
-        if c.finished:
-            return ""
-        if c.version is None:
-            return "the learner to come up"
-        if c.step >= self.config.run.steps or evaluation.round_open(state, 0):
-            left = sum(task.kind == messages.EVAL for task in state.tasks.values())
-            return f"the evaluation of version {c.step}: {left} questions are left"
-        if c.version.number != c.step:
-            return f"the learner, which is at step {c.version.number} again, to reach step {c.step}"
-        if c.step in state.batches:
-            return f"the learner to train step {c.step}"
-        if not self._heard:
-            return "the learner to say where it is"
-        if transitions.fresh_for_step(self.config, state) is None:
-            running = sum(task.kind != messages.EVAL for task in state.tasks.values())
-            return (
-                f"fresh groups for step {c.step}: {len(state.fresh)} of {self.config.learner.batch} are here, "
-                f"{running} tasks are with the actors"
-            )
-        return f"the learner to scan for step {c.step}"
-
     def _new_selection(self, state: State) -> Selection:
         return Selection(
             policy=self.policy,
@@ -250,7 +229,11 @@ class Replay:
             tau=transitions.gate_of(self.config, state).tau,
             chunk=self.config.replay.scan_chunk,
             group_size=self.config.rollout.group_size,
-            moment=Moment(state.counters.step, seed=derive(self.config.run.seed, 2, state.counters.step)),
+            moment=Moment(
+                state.counters.step,
+                seed=derive(self.config.run.seed, 2, state.counters.step),
+                asked=again.asked(state),
+            ),
         )
 
     def _request_scan(self, state: State, tx: Transaction) -> None:
@@ -264,7 +247,7 @@ class Replay:
     def _send_scan(self, state: State, tx: Transaction, ids: list[str]) -> None:
         self._scans += 1
         self._scan_id = f"{self._life}-{self._scans}"
-        tx.send(self.keys.work, Scan(scan=self._scan_id, step=state.counters.step, ids=ids))
+        tx.send(self.keys.work, Scan(scan=self._scan_id, step=state.counters.step, ids=ids, per_rollout=self._joined))
 
     def _scanned(self, state: State, tx: Transaction, result: ScanResult) -> None:
         if self._selection is None or result.scan != self._scan_id or result.version != state.counters.version:

@@ -52,6 +52,7 @@ class Counters(msgspec.Struct, kw_only=True):
     refilled_in_step: int = 0  # since the last trained step
     regenerated: int = 0  # usable groups of prompts that were asked again
     asked_again: int = -1  # the last step that began a round of them
+    success: float = 0.0  # the highest share of right answers in a step's fresh groups
     failed: int = 0  # attempts that brought nothing usable
     duplicates: int = 0  # groups that were there already
     generated: int = 0  # usable training groups

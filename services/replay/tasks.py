@@ -55,7 +55,7 @@ def eval_task(config: Config, prompts: PromptSource, round: int, number: int, at
     )
 
 
-def again_task(config: Config, prompts: PromptSource, question: int, step: int) -> Task:
+def again_task(config: Config, prompts: PromptSource, question: int, step: int, group_size: int) -> Task:
     """The training prompt at place `question` of the data set, asked again at the beginning of `step`."""
     return Task(
         id=f"a{step:08d}-{question:08d}",
@@ -63,7 +63,7 @@ def again_task(config: Config, prompts: PromptSource, question: int, step: int) 
         number=question,
         attempt=0,
         seed=attempt_seed(config, AGAIN, question, 0, step),
-        group_size=config.rollout.group_size,
+        group_size=group_size,
         temperature=config.rollout.temperature,
         min_version=step,
         round=step,

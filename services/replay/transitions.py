@@ -12,6 +12,7 @@ import msgspec
 from services.replay import adaptive, again, evaluation, refills
 from services.replay.adaptive import Gate
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
+from services.replay.joins import join
 from services.replay.policies import Policy
 from services.replay.resync import cursor_after
 from services.replay.rows import new_row
@@ -130,7 +131,9 @@ def batch_composed(
     if policy.replaces is not None:
         replaceable = [id for id in fresh if policy.replaces(state.fresh[id].header)]
         accepted = accepted[: len(replaceable)]
-    replay = whole_units(accepted, config.replay.unit)
+    replay, parts = whole_units(accepted, config.replay.unit), selection.parts
+    if policy.again is not None and policy.again.joined:
+        replay, parts = join(config, state, selection, fresh)
     left_out = replaceable[: len(replay)] + [id for id in fresh if not policy.trains(state.fresh[id].header)]
     rows = [state.buffer.row(id) for id in replay]
     headers = [state.fresh[id].header for id in fresh]
@@ -147,7 +150,7 @@ def batch_composed(
         state.counters.rejected += 1
     cursor = cursor_after(state, [*fresh, *left_out])
     batch = Composed(step=step, replay=replay, fresh=fresh, stats=stats, left_out=left_out, cursor=cursor)
-    batch = msgspec.structs.replace(batch, parts={id: part for id, part in selection.parts.items() if id in replay})
+    batch = msgspec.structs.replace(batch, parts={id: p for id, p in parts.items() if id in replay or id in fresh})
     tx.put("batches", str(step), batch)
     tx.send(tx.keys.work, batch.message)
 
@@ -176,12 +179,12 @@ def step_trained(
                 tx.save_row(id)
     headers = {id: tx.drop("fresh", id).header for id in batch.fresh}
     for id, header in headers.items():
-        comparable = header.fingerprints == c.fingerprints
-        if policy.keeps(header) and comparable and id not in done.rejected:
-            prompt = question_of(config, questions, header)
+        prompt = question_of(config, questions, header)
+        usable = header.fingerprints == c.fingerprints and id not in done.rejected
+        if usable and policy.keeps(header) and not again.is_retired(state, prompt):
             a = group_advantages(header.rewards, config.learner.advantage)
-            single = policy.rollouts is not None
-            tx.store(new_row(c.inserted, done.step, prompt, header, records.get(id), a, single))
+            responses = policy.responses(header, a) if policy.responses else []
+            tx.store(new_row(c.inserted, done.step, prompt, header, records.get(id), a, responses))
             c.inserted += 1
         else:
             tx.retire(id, header.payload_bytes)
@@ -192,6 +195,8 @@ def step_trained(
     for header in [*headers.values(), *left_out.values()]:
         if header.kind == TRAIN:
             again.heard(config, state, tx, policy, question_of(config, questions, header), header)
+    again.clear_retired(state, tx)
+    c.success = max(c.success, batch.stats["correct_share"] or 0.0)
     for id in policy.evicts(state.buffer, config.replay.capacity):
         tx.retire(id, tx.discard(id).bytes)
         c.evicted += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import redis
 
-from services.replay import transitions
+from services.replay import again, transitions
 from services.replay.buffer import Row
 from services.replay.kept import Kept
 from services.replay.policies import Moment, get_policy
@@ -76,7 +76,7 @@ class Answered:
                 task = running.pop(rng.randrange(len(running)))
                 transitions.group_arrived(config, state, tx, policy, self.headers[task.id])
                 continue
-            moment = Moment(step, derive(config.run.seed, 2, step))
+            moment = Moment(step, derive(config.run.seed, 2, step), again.asked(state))
             before, kept = list(state.buffer), sorted(state.kept.values(), key=lambda k: k.question)
             selection = Selection(policy, state.buffer, groups_wanted(policy, config), config.replay.tau,
                                   config.replay.scan_chunk, moment, config.rollout.group_size)  # fmt: skip

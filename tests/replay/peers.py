@@ -170,7 +170,7 @@ class PeerLearner:
                 match messages.decode(entry.data, messages.Work):
                     case Scan() as scan:
                         self.scans.append(scan)
-                        records = [self.record(id) for id in scan.ids] if scan.step == step else []
+                        records = [self.scanned(scan, id) for id in scan.ids] if scan.step == step else []
                         result = ScanResult(scan=scan.scan, step=scan.step, version=Version(self.lineage, step),
                                             records=records, seconds=0.001)  # fmt: skip
                         async with self.client.pipeline(transaction=True) as pipe:
@@ -226,6 +226,10 @@ class PeerLearner:
             streams.add(pipe, self.keys.weights, messages.encode(notice), keep=16)
             streams.add(pipe, self.keys.results, messages.encode(result))
             await pipe.execute()
+
+    def scanned(self, scan: Scan, id: str) -> Record:
+        entropies = {i: self.rng.random() for i in range(self.config.rollout.group_size)}
+        return msgspec.structs.replace(self.record(id), entropies=entropies if scan.per_rollout else None)
 
     def record(self, id: str) -> Record:
         drift, headroom = self.rng.random() * self.max_drift, self.rng.random()

@@ -77,7 +77,7 @@ def buffer_of(advantages: list[list[float]], step: int = 0) -> Buffer:
     return Buffer(
         Row(
             id=f"g{i}", sequence=i, step=step, headroom_ref=0.5, headroom=0.5, drift=0.0, uses=0, tokens=8, bytes=8,
-            advantages=a,
+            responses=a,
         )
         for i, a in enumerate(advantages)
     )  # fmt: skip
@@ -111,9 +111,9 @@ def test_equal_advantages_and_an_empty_buffer_are_no_trouble():
 
 def test_rows_come_back_from_redis_with_their_advantages_and_old_ones_without():
     buffer = buffer_of([[1.5, -0.5, 0.0], []])
-    assert buffer.row("g0").advantages == [1.5, -0.5, 0.0]
+    assert buffer.row("g0").responses == [1.5, -0.5, 0.0]
     assert list(Buffer(buffer)) == list(buffer)
-    assert buffer_of([[]]).row("g0").advantages == []
+    assert buffer_of([[]]).row("g0").responses == []
 
 
 async def test_a_run_with_crashes_trains_the_same_parts_again(make_config):

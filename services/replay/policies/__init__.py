@@ -27,12 +27,14 @@ class Moment:
 
     step: int
     seed: int
+    asked: frozenset[int] = frozenset()  # questions asked again whose groups are still to be trained
 
 
 Order = Callable[[Buffer, int, Moment], NDArray[np.intp]]
 Accepts = Callable[[Record, float], bool]
 Evicts = Callable[[Buffer, int], list[str]]
 OfHeader = Callable[[GroupHeader], bool]
+Responses = Callable[[GroupHeader, NDArray[np.float32]], list[float]]
 Rollouts = Callable[[Buffer, int, Moment], dict[str, list[int]]]
 
 
@@ -73,14 +75,25 @@ def oldest(buffer: Buffer, capacity: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """Prompts that are asked again beside the fresh ones, every replay.ask_again_every steps.
+    """Prompts that are asked again beside the fresh ones, in rounds.
 
     keeps(header): asked after each training group of a prompt, fresh or again: whether it may be asked (again).
-    picks(kept, n, moment): which of them a round asks, at most n. `kept` is in the order of the data set.
+    picks(kept, n, group_size, moment): which of them a round asks, at most n. `kept` is in the order of the data set.
+    retires(header): whether a prompt is done with after this group: it is never asked again nor stored, and what is
+        stored of it leaves.
+    every: steps between rounds; 0: replay.ask_again_every.
+    starts_at: no round before the share of right answers in a step's fresh groups has reached this once.
+    joined: such a group is asked for one response less, and a stored one takes its place: of the groups that `order`
+        gives (for the prompts in moment.asked) and the scan accepts, the usable response of the lowest current entropy,
+        its reward being its number in buffer.responses.
     """
 
     keeps: OfHeader
-    picks: Callable[[list[Kept], int, Moment], list[Kept]]
+    picks: Callable[[list[Kept], int, int, Moment], list[Kept]]
+    retires: OfHeader = nothing
+    every: int = 0
+    starts_at: float = 0.0
+    joined: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +112,9 @@ class Policy:
         fresh groups all the same, and the batch is smaller.
     refills: such a group is dropped when it arrives instead, and another task is issued in its place.
     rollouts(buffer, n, moment): for policies that replay single rollouts, in place of order and accepts: at most n of
-        them, by group, the groups in the order of the batch. Rows then keep the advantage of each rollout.
+        them, by group, the groups in the order of the batch.
+    responses(header, advantages): a number for each response that the group's row keeps, in buffer.responses, for
+        policies that choose among them; 0: it cannot be used.
     again: prompts that are asked another time. Their groups come on top of the b fresh ones, if `trains` lets them.
     """
 
@@ -112,6 +127,7 @@ class Policy:
     trains: OfHeader = everything
     refills: bool = False
     rollouts: Rollouts | None = None
+    responses: Responses | None = None
     again: Again | None = None
 
 

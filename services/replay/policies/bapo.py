@@ -58,7 +58,7 @@ def too_old(buffer: Buffer, capacity: int) -> list[str]:
     return buffer.ids(slots[: max(expired, len(slots) - capacity)])
 
 
-def asked_longest_ago(kept: list[Kept], n: int, moment: Moment) -> list[Kept]:
+def asked_longest_ago(kept: list[Kept], n: int, group_size: int, moment: Moment) -> list[Kept]:
     """Those never asked first, by the step they were found hard at; equals in the order of the data set."""
     return sorted(kept, key=lambda k: (k.asked, k.step))[:n]
 

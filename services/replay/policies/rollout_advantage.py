@@ -9,6 +9,7 @@ Source: Yoo et al., arXiv 2606.04560.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.replay.buffer import Buffer
 from services.replay.policies import Moment, Policy, no_slots
@@ -25,7 +26,7 @@ def rollouts(buffer: Buffer, n: int, moment: Moment) -> dict[str, list[int]]:
     """
     slots = buffer.oldest_first()
     slots = slots[moment.step - buffer.step[slots] <= MAX_AGE]
-    size = np.abs(buffer.advantages[slots]).astype(np.float64)
+    size = np.abs(buffer.responses[slots]).astype(np.float64)
     rate = np.where(size > 0, (size + EPSILON) ** EXPONENT, 0.0)
     waits = np.random.default_rng(moment.seed).exponential(size=rate.shape)
     rings = np.divide(waits, rate, out=np.full(rate.shape, np.inf), where=rate > 0).ravel()
@@ -35,6 +36,11 @@ def rollouts(buffer: Buffer, n: int, moment: Moment) -> dict[str, list[int]]:
         group, rollout = divmod(place, rate.shape[1])
         chosen.setdefault(buffer.ids(slots[group : group + 1])[0], []).append(rollout)
     return chosen
+
+
+def advantages_of(header: GroupHeader, advantages: NDArray[np.float32]) -> list[float]:
+    """A of each response that has a token to train on."""
+    return np.where(np.array(header.sampled_tokens) > 0, advantages, 0.0).tolist()
 
 
 def has_spread(header: GroupHeader) -> bool:
@@ -51,5 +57,11 @@ def too_old(buffer: Buffer, capacity: int) -> list[str]:
 
 
 POLICY = Policy(
-    name="rollout_advantage", order=no_slots, accepts=None, keeps=has_spread, evicts=too_old, rollouts=rollouts
+    name="rollout_advantage",
+    order=no_slots,
+    accepts=None,
+    keeps=has_spread,
+    evicts=too_old,
+    rollouts=rollouts,
+    responses=advantages_of,
 )
