@@ -15,6 +15,7 @@ SPECIALS = ["<|pad|>", "<|unk|>", "<|end|>", "<|user|>", "<|assistant|>", "<|sto
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "Doc", "Title", "1", "2", "3", "(", ")", ":", ".", ",", "?"]
 BOXED = [f"\\boxed{{{digit}}}" for digit in range(10)]  # whole answers, so that a random policy is right now and then
+FIRST_BOX = len(SPECIALS) + len(TAGS) + len(WORDS)  # its token id; the others follow
 END, STOP = SPECIALS.index("<|end|>"), SPECIALS.index("<|stop|>")  # both end a turn
 TEMPLATE = (
     "{% for m in messages %}{{ '<|assistant|>' if m['role'] == 'assistant' else '<|user|>' }}{{ m['content'] }}<|end|>"
