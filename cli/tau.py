@@ -69,6 +69,8 @@ def _judge(folder: Path, as_json: bool) -> None:
     if not (folder / METRICS).is_file():
         raise UserError(f"{folder} is not the folder of a run: it holds no {METRICS}.")
     config = load(folder / "config.toml", environ={})
+    if config.replay.tau == 0:
+        raise UserError(f"the run in {folder} had replay.tau = 0: its multiples say nothing of other gates.")
     steps = last_of_each_step(read_records(folder / EVENTS))
     found = gates(steps, config.replay.tau)
     if not found:

@@ -139,6 +139,12 @@ def test_a_run_that_scanned_nothing_is_refused(run_dir, capsys):
     assert "scanned no group in its 1 steps" in capsys.readouterr().err
 
 
+def test_a_run_under_a_gate_of_zero_is_refused(run_dir, capsys):
+    (run_dir / "config.toml").write_text("[replay]\ntau = 0\n")
+    assert main(["tau", str(run_dir)]) == 2
+    assert "replay.tau = 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
