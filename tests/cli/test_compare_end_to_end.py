@@ -1,0 +1,119 @@
+"""A study with every real process, killed in the middle and started again: the same report as one that was not."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.plan import PACKAGE_ROOT
+from cli.recorder import read_records
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+STUDY = """
+[study]
+name = "{name}"
+base = "{base}"
+seeds = [0]
+fresh_groups = 6
+samples = 2
+questions = 3
+
+[common]
+"model.path" = "{policy}"
+"learner.batch" = 2
+"rollout.group_size" = 4
+"replay.max_lag" = 0
+"replay.tau" = 10.0
+"replay.capacity" = 8
+"actor.count" = 1
+"env.latency" = 0.05
+
+[[arm]]
+name = "b"
+settings = {{ "replay.policy" = "none" }}
+
+[[arm]]
+name = "b + HD b/2"
+settings = {{ "replay.select" = 1 }}
+"""
+# wall time, and what follows from it
+TIMED = ("_s", "_s_median", "tokens_per_s", "peak_memory_bytes", "restarts", "engine_gap")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that answers: the one of the demo."""
+    return PACKAGE_ROOT / "examples" / "atlas" / "policy"
+
+
+def start(folder: Path, name: str, policy: Path, *words: str) -> subprocess.Popen:
+    file = folder / f"{name}.toml"
+    file.write_text(STUDY.format(name=name, base=PACKAGE_ROOT / "examples" / "atlas.toml", policy=policy))
+    command = [sys.executable, "-P", "-m", "cli.main", "compare", str(file), *words]
+    with (folder / "output").open("ab") as output:
+        return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    """runs.csv without what the clock decides."""
+    with (folder / "runs" / name / "runs.csv").open() as file:
+        return [{k: v for k, v in row.items() if not k.endswith(TIMED)} for row in csv.DictReader(file)]
+
+
+def test_a_study_that_was_killed_comes_to_the_report_of_one_that_was_not(policy: Path, tmp_path: Path) -> None:
+    whole = start(tmp_path, "whole", policy)
+    assert whole.wait(400) == 0, (tmp_path / "output").read_text()
+
+    killed = start(tmp_path, "killed", policy)
+    runs = tmp_path / "runs" / "killed" / "runs"
+    deadline = time.monotonic() + 300
+    while not read_records(runs / "b-HD-b-over-2-s0" / "metrics.jsonl"):
+        assert killed.poll() is None and time.monotonic() < deadline, (tmp_path / "output").read_text()
+        time.sleep(0.1)
+    first_made = (runs / "b-s0" / "trained.json").stat().st_mtime_ns
+    assert not (runs / "b-HD-b-over-2-s0" / "trained.json").exists()
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+
+    again = start(tmp_path, "killed", policy)
+    assert again.wait(400) == 0, (tmp_path / "output").read_text()
+    assert (runs / "b-s0" / "trained.json").stat().st_mtime_ns == first_made, "a run that was made is kept"
+
+    a, b = rows(tmp_path, "whole"), rows(tmp_path, "killed")
+    assert [row["arm"] for row in a] == ["b", "b + HD b/2"]
+    assert a[1]["replayed_responses"] != "0" and a[0]["mean_at_k"]
+    for x, y in zip(a, b, strict=True):
+        assert x.keys() == y.keys()
+        for key in x:
+            # the engine's last digit depends on what it happens to compute together
+            expected = x[key] if not _is_number(x[key]) else pytest.approx(float(x[key]), rel=1e-3, abs=1e-9)
+            assert (float(y[key]) if _is_number(y[key]) else y[key]) == expected, key
+    texts = [(tmp_path / "runs" / name / "report.md").read_text() for name in ("whole", "killed")]
+    headings = [[line for line in text.splitlines() if line.startswith("##")] for text in texts]
+    assert headings[0] == headings[1] and "Not complete" not in texts[1]
+    assert all(
+        (tmp_path / "runs" / "killed" / "plots" / f"{p}.png").is_file() for p in ("step_time", "quality", "ages")
+    )
+
+    before = (tmp_path / "runs" / "killed" / "report.html").read_bytes()
+    report = start(tmp_path, "killed", policy, "--report-only")
+    assert report.wait(60) == 0
+    assert (tmp_path / "runs" / "killed" / "report.html").read_bytes() == before, "a report is a function of its runs"
+
+    other = start(tmp_path, "killed", policy, "--learner.lr", "1e-5")
+    assert other.wait(60) == 2
+    assert "was made with learner.lr = 0.0005, and the study now says 1e-05" in (tmp_path / "output").read_text()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
