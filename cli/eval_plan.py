@@ -27,6 +27,7 @@ from shared.prompts import Example
 SEARCH_TASK = {"env.kind": "search", "env.prompt": "search_r1", "reward.kind": "em"}
 MATH_TASK = {"env.kind": "single", "env.prompt": "math", "reward.kind": "math"}
 MATH_TOKENS = {"rollout.max_prompt_tokens": 1024, "rollout.max_turn_tokens": 3072, "rollout.max_tokens": 4096}
+NO_SUITE = "no question is named: add --suite FILE_OR_NAME; `headrace eval --list` shows the names."
 _ASKS = ("env.kind", "env.prompt", "env.topk", "env.max_turns", "env.max_observation_tokens", "reward.kind")
 _PASSAGES = ("search.corpus", "search.backend", "search.encoder")
 _LIMITS = ("rollout.max_turn_tokens", "rollout.max_tokens", "model.dtype")
@@ -66,11 +67,13 @@ def make_plan(request: Request) -> Plan:
     """Check everything that can be checked before the weights are held. Raises UserError in a sentence."""
     target = find_target(request.model)
     check_words(request.suites)
+    if not request.suites and not (request.config or target.run_dir):
+        raise UserError(NO_SUITE)
     config = _settings(request, target)
     k, samples, temperature = _sampling(request, config)
     words = request.suites or ([config.data.eval] if config.data.eval else [])
     if not words:
-        raise UserError("no question is named: add --suite FILE_OR_NAME; `headrace eval --list` shows the names.")
+        raise UserError(NO_SUITE)
     questions = questions_of(open_suites(words), request.limit)
     seed = config.run.seed if request.seed is None else request.seed
     identity = _identity(target, config, words, questions)

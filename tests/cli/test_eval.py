@@ -1,0 +1,288 @@
+"""`headrace eval` before and after the processes: what is refused, which weights are meant, what the figures are."""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import eval_folder, eval_model, eval_plan
+from cli.eval_model import Vanished, find_target, hold
+from cli.eval_plan import Request, make_plan
+from cli.eval_report import report
+from cli.eval_suites import GROUPS, SUITES, Suite, check_words, questions_of, task_of
+from cli.main import main
+from shared import weights
+from shared.errors import UserError
+from shared.evaluation.records import Answered, AnswersFile, Job, Question, read_job, read_questions, write_questions
+from shared.prompts import open_prompts
+from shared.versions import Version
+
+
+@pytest.fixture
+def ask(model_dir: Path, data_file: Path, tmp_path: Path) -> Callable[..., Request]:
+    """A request that can be planned; keyword arguments change it."""
+
+    def make(**changes: Any) -> Request:
+        values: dict[str, Any] = {
+            "model": str(model_dir),
+            "suites": [str(data_file)],
+            "task": "math",
+            "out": str(tmp_path / "e"),
+        }
+        return Request(**(values | changes))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name what is evaluated"),
+        (["{model}"], "no question is named"),
+        (["{model}", "--suite", "gsm-8"], "did you mean 'gsm8k'?"),
+        (["{model}", "--suite", "gone.jsonl"], "gone.jsonl is not a file here"),
+        (["{model}", "--suite", "aime24", "nq"], "two kinds, search and math"),
+        (["{model}", "--suite", "{data}"], "--task search or --task math"),
+        (["{model}", "--suite", "{data}", "--task", "math", "--k", "0"], "at least one sample"),
+        (["{model}", "--suite", "{data}", "--task", "math", "--k", "4", "--samples", "3"], "less than --k 4"),
+        (["{model}", "--suite", "{data}", "--task", "math", "--k", "4", "--greedy"], "the same answer 4 times"),
+        (["{model}", "--suite", "{data}", "--task", "math", "--temperature", "-1"], "must be 0 (greedy) or more"),
+        (["{model}", "--suite", "{data}", "--task", "math", "--greedy", "--temperature", "1"], "leave one away"),
+        (["{model}", "--suite", "{data}", "--task", "math", "--rollout.tau", "1"], "did you mean 'replay.tau'"),
+        (["no-such-model", "--suite", "{data}"], "neither a folder nor in the local model cache"),
+        (["{empty}", "--suite", "{data}"], "lacks config.json and a tokenizer"),
+        (["{model}", "--suite", "{data}", "--task", "search"], "no retriever answers at env.url"),
+        (["{model}", "--suite", "{data}", "--config", "gone.toml"], "no configuration file gone.toml"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told_in_a_sentence(
+    words: list[str],
+    sentence: str,
+    model_dir: Path,
+    data_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    known = {"model": model_dir, "data": data_file, "empty": tmp_path / "empty"}
+    if "search" in words:
+        words = [*words, "--env.url=http://127.0.0.1:9", "--rollout.max_prompt_tokens=200"]
+        words += ["--rollout.max_turn_tokens=64", "--rollout.max_tokens=264"]
+    assert main(["eval", *(word.format(**known) for word in words)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_every_named_suite_has_a_kind_and_belongs_to_its_group():
+    assert GROUPS["search"] == ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"]
+    assert GROUPS["math"] == ["aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench", "gsm8k"]
+    assert task_of(["MATH-500", "gsm8k"]) == "math"
+    assert task_of(["search"]) == "search"
+    assert task_of(["some.jsonl", "owner/name"]) is None
+    check_words([*SUITES, *GROUPS, "owner/name", "owner/name/part:test"])
+
+
+def test_a_file_of_that_name_comes_before_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nq").write_text('{"question": "q", "answer": "a"}\n')
+    assert task_of(["nq"]) is None
+
+
+def test_questions_keep_their_sources_apart(tmp_path: Path):
+    rows = [json.dumps({"question": f"q{i}", "answer": "a", "data_source": s}) for i, s in enumerate("xyx")]
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    suites = [Suite(name, open_prompts(str(tmp_path / f"{name}.jsonl")), None) for name in ("one", "two")]
+    found = questions_of(suites, limit=0)
+    assert [q.source for q in found] == ["x", "y", "x", "two:x", "two:y", "two:x"]
+    assert [q.index for q in found] == [0, 0, 1, 0, 0, 1]
+    assert [q.number for q in found] == list(range(6))
+    assert len(questions_of(suites, limit=2)) == 4
+
+
+def test_samples_and_temperature_come_from_options_then_from_the_settings(ask: Callable[..., Request]):
+    assert (make_plan(ask()).job.samples, make_plan(ask()).job.temperature) == (1, 0.0)
+    several = make_plan(ask(k=[2, 8, 4]))
+    assert (several.k, several.job.samples, several.job.temperature) == ([2, 4, 8], 8, 1.0)
+    warm = make_plan(ask(k=[2], overrides=["--eval.temperature", "0.7", "--rollout.temperature", "0.9"]))
+    assert warm.job.temperature == 0.7
+    assert make_plan(ask(overrides=["--eval.samples", "3"])).job.samples == 3
+    assert make_plan(ask(k=[2], samples=16, temperature=0.5)).job.samples == 16
+
+
+def test_the_same_command_has_the_same_folder_and_another_one_another(
+    ask: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    plain = make_plan(ask(out=None))
+    assert make_plan(ask(out=None)).folder == plain.folder
+    assert plain.folder.parent == tmp_path / "evals"
+    others = [ask(out=None, seed=1), ask(out=None, limit=1), ask(out=None, k=[2]), ask(out=None, temperature=0.5)]
+    others.append(ask(out=None, overrides=["--rollout.max_turn_tokens", "7"]))
+    assert len({make_plan(other).folder for other in [ask(out=None), *others]}) == 6
+
+
+def test_mathematics_gets_the_room_that_the_model_has(ask: Callable[..., Request], model_dir: Path):
+    positions = json.loads((model_dir / "config.json").read_text())["max_position_embeddings"]
+    rollout = make_plan(ask()).config.rollout
+    assert rollout.max_tokens == min(4096, positions)
+    assert rollout.max_prompt_tokens + rollout.max_turn_tokens <= rollout.max_tokens
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, model_dir: Path, write_config: Callable[..., Path]) -> Path:
+    """A run with versions 0.1 and 0.2 published and a checkpoint of step 1, stopped."""
+    run = tmp_path / "runs" / "test"
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text(write_config().read_text())
+    for number in (1, 2):
+        weights.publish(run / "weights", Version(0, number), lambda folder: _copy(model_dir, folder))
+    (run / "checkpoints" / "step_1").mkdir(parents=True)
+    _copy(model_dir, run / "checkpoints" / "step_1")
+    (run / "checkpoints" / "step_1" / "trainer_state.pt").write_bytes(b"large")
+    (run / "checkpoints" / "latest").symlink_to("step_1")
+    return run
+
+
+def _copy(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+
+
+def test_a_stopped_run_means_its_checkpoint_and_a_training_one_what_it_published(run_dir: Path):
+    assert find_target(str(run_dir)).shown == f"{run_dir}@step_1"
+    with (run_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        training = find_target(str(run_dir))
+    assert (training.shown, training.training) == (f"{run_dir}@0.2", True)
+    assert find_target(f"{run_dir}@0.1").directory == run_dir / "weights" / "v0000-00000001"
+    for folder in (run_dir / "checkpoints" / "latest", run_dir / "checkpoints" / "step_1"):
+        assert find_target(str(folder)).shown == f"{run_dir}@step_1"
+    with pytest.raises(UserError, match="'newest' is no version"):
+        find_target(f"{run_dir}@newest")
+
+
+def test_held_weights_outlive_the_version_and_leave_the_trainers_state(run_dir: Path, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    target = find_target(f"{run_dir}@0.2")
+    held = hold(target, tmp_path / "out")
+    before = (held / "model.safetensors").read_bytes()
+    assert (held / "model.safetensors").stat().st_ino == (target.directory / "model.safetensors").stat().st_ino
+    weights.delete(run_dir / "weights", Version(0, 2))
+    assert hold(target, tmp_path / "out") == held
+    assert (held / "model.safetensors").read_bytes() == before
+    (tmp_path / "other").mkdir()
+    with pytest.raises(Vanished, match="is not there"):
+        hold(target, tmp_path / "other")
+    checkpoint = hold(find_target(str(run_dir)), tmp_path / "other")
+    assert not (checkpoint / "trainer_state.pt").exists()
+
+
+def test_where_files_cannot_be_linked_they_are_copied(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError("another disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "out").mkdir()
+    held = hold(find_target(str(run_dir)), tmp_path / "out")
+    assert (held / "config.json").read_bytes() == (run_dir / "checkpoints/step_1/config.json").read_bytes()
+
+
+def test_a_run_is_asked_as_it_was_trained(run_dir: Path, data_file: Path):
+    plan = make_plan(Request(model=str(run_dir), suites=[str(data_file)]))
+    assert (plan.config.env.prompt, plan.config.rollout.max_turn_tokens) == ("plain", 64)
+    assert plan.folder.parent == run_dir / "evals"
+    assert eval_plan.make_plan(Request(model=str(run_dir), suites=[str(data_file)])).folder == plan.folder
+
+
+def test_a_folder_belongs_to_one_evaluation(ask: Callable[..., Request]):
+    plan = make_plan(ask())
+    with eval_folder.lock(plan.folder):
+        eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=False)
+        eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=False)
+        assert read_job(plan.folder) == plan.job
+        assert read_questions(plan.folder) == plan.questions
+        other = make_plan(ask(k=[2]))
+        with pytest.raises(UserError, match="another samples"):
+            eval_folder.claim(plan.folder, other.job, other.questions, fresh=False)
+        eval_folder.claim(plan.folder, other.job, other.questions, fresh=True)
+        with pytest.raises(UserError, match="is running already"):
+            eval_folder.lock(plan.folder)
+
+
+def answered(number: int, source: str, right: list[bool | None], votes: list[int | None] | None = None) -> Answered:
+    scores = [None if r is None else float(r) for r in right]
+    n = len(right)
+    return Answered(
+        number=number,
+        source=source,
+        id=str(number),
+        scores=scores,
+        correct=[bool(r) for r in right],
+        f1=scores,
+        answers=["x"] * n,
+        votes=votes or [int(not r) for r in right],
+        statuses=["env_failed" if r is None else "finished" for r in right],
+        tokens=[10] * n,
+        searches=[1] * n,
+    )
+
+
+JOB = Job(identity={}, model="m", shown_model="m", samples=2, temperature=1.0, seed=0)
+
+
+def test_the_report_does_not_depend_on_the_order_of_the_answers():
+    answers = [answered(i, "ab"[i % 2], [i % 3 == 0, i % 2 == 0]) for i in range(12)]
+    assert report(JOB, answers, [1, 2], {}) == report(JOB, answers[::-1], [1, 2], {})
+
+
+def test_figures_are_by_source_macro_and_weighted():
+    answers = [answered(0, "a", [True, False]), answered(1, "a", [False, False]), answered(2, "b", [True, True])]
+    found = report(JOB, answers, [1, 2], {})
+    value = {source: {m: e["value"] for m, e in row["metrics"].items()} for source, row in found["sources"].items()}
+    assert value["a"] == pytest.approx(
+        {"mean@2": 0.25, "best@1": 0.25, "majority@1": 0.25, "pass@1": 0.25, "f1": 0.25}
+        | {"best@2": 0.5, "majority@2": 0.5, "pass@2": 0.5}
+    )
+    assert value["b"]["mean@2"] == 1.0
+    assert found["macro"]["mean@2"]["value"] == pytest.approx(0.625)
+    assert found["weighted"]["mean@2"]["value"] == pytest.approx(0.5)
+
+
+def test_a_question_without_samples_enough_is_left_out_and_counted():
+    answers = [answered(0, "a", [True, None]), answered(1, "a", [False, False]), answered(2, "b", [None, None])]
+    found = report(JOB, answers, [2], {})
+    assert found["sources"]["a"]["metrics"]["best@2"]["value"] == 0.0
+    assert found["sources"]["a"]["metrics"]["mean@2"]["value"] == 0.5
+    assert (found["sources"]["a"]["incomplete"], found["sources"]["b"]["unscored_samples"]) == (1, 2)
+    assert found["sources"]["b"]["metrics"] == {}
+
+
+def test_a_line_that_was_not_finished_is_asked_again(tmp_path: Path):
+    question = Question(number=0, source="a", index=0, id="0", messages=[], ground_truth=["x"])
+    write_questions(tmp_path, JOB, [question])
+    file = AnswersFile(tmp_path)
+    file.append(answered(0, "a", [True, True]))
+    with (tmp_path / "answers.jsonl").open("ab") as raw:
+        raw.write(b'{"number": 1, "sou')
+    assert [a.number for a in AnswersFile(tmp_path).read()] == [0]
+    file.cut_torn_line()
+    file.append(answered(2, "a", [True, True]))
+    assert [a.number for a in AnswersFile(tmp_path).read()] == [0, 2]
+    with (tmp_path / "answers.jsonl").open("ab") as raw:
+        raw.write(b"{}\n")
+    with pytest.raises(UserError, match="is damaged"):
+        AnswersFile(tmp_path).read()
+
+
+def test_weights_are_given_up_when_the_evaluation_is_over(run_dir: Path, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    hold(find_target(str(run_dir)), tmp_path / "out")
+    eval_model.release(tmp_path / "out")
+    assert not (tmp_path / "out" / "model").exists()
+    assert (run_dir / "checkpoints" / "step_1" / "model.safetensors").exists()
