@@ -144,7 +144,7 @@ def test_what_another_gate_would_let_in_is_counted_from_the_measured_drifts(page
     assert f"{sum(d <= 0.01 for d in drifts)} of {len(drifts)}" in page.texts("#tau-says")[0]
 
 
-@pytest.mark.parametrize("path", ["/", "/#group/t00000003"])
+@pytest.mark.parametrize("path", ["/", "/#group/s00000003"])
 def test_a_narrow_screen_needs_no_sideways_scrolling(page: Page, path: str) -> None:
     page.open(path, width=400, height=800)
     page.find(ROWS if path == "/" else ".rollout[open] .text")

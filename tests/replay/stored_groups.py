@@ -48,7 +48,7 @@ async def fill(
         c = state.counters
         c.step, c.version, c.issued, c.generated = STEP, Version(0, STEP), STEP * config.learner.batch, groups
         for number in range(groups):
-            payload = _payload(config, f"t{number:08d}", ids, encoded, rng, number)
+            payload = _payload(config, f"s{number:08d}", ids, encoded, rng, number)
             data, trained = encode_payload(payload), len(payload.l_gen)
             l_ref = (payload.l_gen + rng.normal(0, 0.05, trained)).clip(max=0).astype("<f4")
             tx.pipe.set(keys.payload(payload.id), data)
@@ -65,7 +65,7 @@ async def fill(
     await client.sadd(keys.actors, "host-1-abc")
     await client.set(keys.actor("host-1-abc"), beat, ex=120)
     await events.emit(client, keys, "rollout", text="x" * 4000)
-    return [f"t{number:08d}" for number in range(groups)]
+    return [f"s{number:08d}" for number in range(groups)]
 
 
 def _encode(tokenizer: Tokenizer, pieces: Pieces) -> list[tuple[bool, list[int]]]:

@@ -114,18 +114,18 @@ async def test_the_steps_are_those_of_the_events_and_only_the_new_ones_are_sent(
 
 async def test_a_payload_comes_as_it_was_stored_and_reading_it_is_not_a_use(make_config: Make):
     config = await _filled(make_config)
-    stored = await client_of(config.redis.url).get(Keys(config.run.name).payload("t00000003"))
+    stored = await client_of(config.redis.url).get(Keys(config.run.name).payload("s00000003"))
     async with served(config) as (service, http):
-        before = service.state.buffer.row("t00000003")
-        got = await http.get("/groups/t00000003/payload")
+        before = service.state.buffer.row("s00000003")
+        got = await http.get("/groups/s00000003/payload")
         assert got.content == stored and got.headers["Content-Type"] == "application/octet-stream"
         payload = decode_payload(got.content, config.run.name)
-        reference = await http.get("/groups/t00000003/reference")
+        reference = await http.get("/groups/s00000003/reference")
         assert len(reference.content) == 4 * len(payload.l_gen)
-        assert service.state.buffer.row("t00000003") == before
+        assert service.state.buffer.row("s00000003") == before
         reads = service.metrics.registry.get_sample_value("headrace_replay_window_payload_reads_total")
         assert reads == 1
-        about = (await http.get("/groups/t00000003")).json()
+        about = (await http.get("/groups/s00000003")).json()
         assert about["header"]["rewards"] == [1.0, 0.0, 1.0] and about["row"]["uses"] == before.uses
         assert len(about["task"]["ground_truth"]) == 1
         for path in ("/groups/nobody", "/groups/nobody/payload", "/groups/..%2Freplay:state/payload"):
@@ -150,7 +150,7 @@ async def test_a_header_lives_as_long_as_its_payload(make_config: Make):
 
 async def test_nothing_can_be_written_and_nothing_foreign_can_run(make_config: Make):
     async with served(await _filled(make_config, groups=2)) as (_, http):
-        for path in ("/", "/window/now", "/window/groups", "/groups/t00000001", "/groups/t00000001/payload"):
+        for path in ("/", "/window/now", "/window/groups", "/groups/s00000001", "/groups/s00000001/payload"):
             for method in ("POST", "PUT", "DELETE", "PATCH"):
                 assert (await http.request(method, path)).status_code == 405, (method, path)
             answer = await http.get(path, headers={"Origin": "http://elsewhere.example"})
@@ -180,7 +180,7 @@ async def test_where_redis_forbids_payloads_a_sentence_says_so(make_config: Make
     await admin.execute_command("ACL", "SETUSER", "blind", "reset", *rules)
     try:
         async with served(config, f"redis://blind:pw@{redis_server_url.rpartition('@')[2]}") as (_, http):
-            answer = await http.get("/groups/t00000001/payload")
+            answer = await http.get("/groups/s00000001/payload")
             assert answer.status_code == 403 and "no right" in answer.json()["detail"]
     finally:
         await admin.execute_command("ACL", "DELUSER", "blind")
