@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from services.replay.service import Replay
 from services.replay.state import State
+from services.replay.transitions import gate_of
 
 GROUPS_SHOWN = 4096  # those of highest cached Headroom
 PASSED_BY, REFUSED, ACCEPTED = 0, 1, 2  # in the last selection
@@ -33,7 +34,7 @@ def now(replay: Replay, state: State) -> dict[str, Any]:
         "step": c.step,
         "steps": config.run.steps,
         "version": str(c.version) if c.version else None,
-        "tau": config.replay.tau,
+        "tau": gate_of(config, state).tau,
         "select": config.replay_groups,
         "batch": config.learner.batch,
         "capacity": config.replay.capacity,

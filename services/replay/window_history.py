@@ -24,6 +24,7 @@ _NOTICES = ("warning", "refused", "resumed", "finished")
 COLUMNS = [
     "step",
     "seconds",
+    "tau",
     "acceptance",
     "scanned",
     "accepted",
@@ -53,6 +54,7 @@ class History:
         self._steps: dict[int, dict[str, Any]] = {}
         self._evals: dict[int, dict[str, Any]] = {}
         self._notices: list[dict[str, Any]] = []
+        self.planned: int | None = None  # steps of the whole run
         self._newest: str | None = None
         self._looked = float("-inf")
         self._lock = asyncio.Lock()
@@ -105,6 +107,7 @@ class History:
             for void in [s for s in self._steps if s >= step]:  # trained again after the server went back in time
                 del self._steps[void]
             self._steps[step] = record
+            self.planned = record.get("steps")
             for old in sorted(self._steps)[:-STEPS_KEPT]:
                 del self._steps[old]
         elif kind == "eval":

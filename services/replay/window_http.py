@@ -22,11 +22,12 @@ from redis.exceptions import RedisError
 from services.replay import window, window_files
 from services.replay.service import Replay
 from services.replay.state import State
-from services.replay.tasks import train_task
+from services.replay.tasks import question_of
 from services.replay.window_actors import Actors
 from services.replay.window_answers import Gate, IfNoneMatch, answer, redis_answers, unchanged
 from services.replay.window_history import History
 from shared.errors import UserError
+from shared.messages import GroupHeader
 
 PAYLOAD_BYTES = 64 * 2**20  # the largest group that is passed on
 _json = msgspec.json.Encoder().encode
@@ -72,7 +73,7 @@ def window_routes(replay: Replay) -> APIRouter:
         async with redis_answers():
             header = await replay.store.header(id)
         row = msgspec.to_builtins(state.buffer.row(id)) if id in state.buffer else None
-        question = await asyncio.to_thread(_question, replay, header.number) if header else None
+        question = await asyncio.to_thread(_question, replay, header) if header else None
         return answer(_json({"id": id, "step": state.counters.step, "row": row, "header": header, "task": question}))
 
     @routes.get("/groups/{id}/payload")
@@ -118,9 +119,9 @@ async def _read(replay: Replay, key: str) -> bytes:
     return data
 
 
-def _question(replay: Replay, number: int) -> dict[str, Any] | None:
+def _question(replay: Replay, header: GroupHeader) -> dict[str, Any] | None:
     try:
-        task = train_task(replay.config, replay.train, number, attempt=0, min_version=0)
-    except UserError:  # the file has changed since
+        example = replay.train[question_of(replay.config, len(replay.train), header)]
+    except (UserError, IndexError):  # the file has changed since
         return None
-    return {"messages": task.messages, "ground_truth": task.ground_truth, "data_source": task.data_source}
+    return {"ground_truth": list(example.ground_truth), "data_source": example.data_source}
