@@ -33,6 +33,8 @@ def contradictions(c: Config) -> Iterator[str]:
             f"replay.capacity = {c.replay.capacity} cannot hold the replay.select = {r} groups of a step: "
             f"2 to 4 times learner.batch ({2 * b} to {4 * b}) is the useful range."
         )
+    if c.replay.adaptive_tau > 0 and c.replay.tau == 0:
+        yield "replay.adaptive_tau moves the gate by factors, and replay.tau = 0 stays 0: set replay.tau above 0."
     if prompt + turn > whole:
         yield (
             f"rollout.max_prompt_tokens + rollout.max_turn_tokens = {prompt} + {turn} = {prompt + turn} exceeds "

@@ -4,6 +4,9 @@ Only for people to look at: the cached scores stay as they are, so a run with it
 What the selection itself did not scan is scanned after it, a few groups at a time and only while fresh groups are
 awaited; when the batch can be sent it is sent, and what is left counts as not measured. At most one such scan, of
 CHUNK groups, is ahead of a batch in the learner's queue.
+
+Where `measured` is below 1, the side of `naive` leans towards the groups that the policy scanned as well: for a fair
+comparison take the steps in which it is 1.
 """
 
 import math

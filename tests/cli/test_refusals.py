@@ -54,6 +54,12 @@ def test_an_unknown_key_with_the_nearest_one(refused: Callable[..., str]) -> Non
     assert "unknown key 'learner.lrr'; did you mean 'learner.lr'?" in refused("--learner.lrr", "1")
 
 
+def test_an_unknown_policy_with_the_nearest_one(refused: Callable[..., str]) -> None:
+    said = refused("--replay.policy", "headroom_drft")
+    assert said == "replay.policy = 'headroom_drft' is no policy: did you mean 'headroom_drift'?"
+    assert "is no policy" in refused("--replay.policy", "nave", "--dry-run")
+
+
 def test_groups_of_one(refused: Callable[..., str]) -> None:
     assert "'rollout.group_size': input should be greater than or equal to 2 (given: 1)" in refused(
         "--rollout.group_size", "1"

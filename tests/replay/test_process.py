@@ -87,6 +87,7 @@ def test_a_signal_is_heeded_while_redis_is_away(start):
 def test_each_mistake_is_one_sentence_and_status_2(start, tmp_path):
     assert "did not answer within 0.5 s" in said(start(REDIS__URL="redis://127.0.0.1:1/0", REDIS__WAIT_S=0.5), 2)
     assert "nowhere.jsonl" in said(start(DATA__TRAIN="nowhere.jsonl"), 2)
+    assert "did you mean 'naive'?" in said(start(REPLAY__POLICY="nave", REDIS__URL="redis://127.0.0.1:1/0"), 2)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"question": "a", "answer": "b"}\n{"question": "c"}\n')
     assert "redis.url" in said(start(REDIS__URL="localhost:6379"), 2)

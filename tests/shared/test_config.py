@@ -40,6 +40,7 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--rollout.max_tokens", "100"], "exceeds rollout.max_tokens = 100"),
         (["--replay.capacity", "4", "--learner.batch", "16"], "cannot hold the replay.select = 8 groups"),
         (["--replay.select", "3", "--replay.unit", "2"], "groups beyond 2 could never be used"),
+        (["--replay.adaptive_tau", "1", "--replay.tau", "0"], "replay.tau = 0 stays 0"),
         (["--learner.kl", "0.1"], "model.kl_reference"),
         (["--learner.dual_clip", "0.5"], "must be above 1"),
         (["--learner.dual_clip", "3", "--learner.loss", "cispo"], "'cispo'"),
