@@ -1,4 +1,4 @@
-"""Weights on a shared folder: one directory per version, written aside, digested, renamed, and only then announced.
+"""Weights on a shared folder: a directory per version, written aside, digested, synced, renamed, then announced.
 
     <weights>/v0000-00000012/   config.json  model.safetensors  tokenizer files  manifest.json
 
@@ -33,13 +33,31 @@ def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tupl
     files = {f.name: f.stat().st_size for f in sorted(aside.iterdir())}
     manifest = {"version": list(version), "digest": digest, "size": size, "files": files}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    sync_folder(aside)
     final = root / version.directory
     if final.exists():
         old = root / f".old-{version.directory}.{os.getpid()}"
         final.rename(old)
         shutil.rmtree(old)
     aside.rename(final)
+    sync(root)
     return final, digest, size
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk hold a folder and the files in it, before a rename says that they are complete."""
+    for file in folder.iterdir():
+        sync(file)
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    """fsync of one file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def digest_of(directory: Path) -> tuple[str, int]:

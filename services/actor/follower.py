@@ -15,6 +15,7 @@ from shared.config import Config
 from shared.messages import Malformed, WeightsNotice, decode
 from shared.redis_client import BLOCK_MS
 from shared.streams import FIELD
+from shared.versions import Version
 
 log = logging.getLogger("headrace")
 TRY_AGAIN_S = 10.0
@@ -23,8 +24,17 @@ TRY_AGAIN_S = 10.0
 class Follower:
     """Moves an engine along the published versions."""
 
-    def __init__(self, config: Config, engine: Engine, wire: Wire, on_swap: Callable[[], Awaitable[None]]) -> None:
-        self.config, self.engine, self.wire, self.on_swap = config, engine, wire, on_swap
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        wire: Wire,
+        on_swap: Callable[[], Awaitable[None]],
+        hold: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`hold` tells the learner what is read now (`loading`), so that it is not deleted under the reader."""
+        self.config, self.engine, self.wire, self.on_swap, self.hold = config, engine, wire, on_swap, hold
+        self.loading: Version | None = None
         self.swaps = self.refusals = 0
         self._swapped = asyncio.Condition()
 
@@ -77,6 +87,8 @@ class Follower:
         if notice.version == self.engine.version:
             return True
         directory = self.config.weights_dir / notice.location
+        self.loading = notice.version
+        await self.hold()
         there = await _wait_for_files(directory)
         try:
             async with asyncio.timeout(self.config.weights.swap_timeout_s):
@@ -86,6 +98,8 @@ class Follower:
             return there
         except TimeoutError:
             raise EngineFailed(f"the swap to weights {notice.version} did not end within its time limit") from None
+        finally:
+            self.loading = None
         self.swaps += 1
         metrics.SWAP.observe(stall)
         metrics.VERSION.set(notice.version.number)

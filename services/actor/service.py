@@ -51,7 +51,7 @@ class Actor:
     def __init__(self, config: Config, engine: Engine) -> None:
         self.config, self.engine = config, MeteredEngine(engine)
         self.wire = Wire(config)
-        self.follower = Follower(config, self.engine, self.wire, self._swapped)
+        self.follower = Follower(config, self.engine, self.wire, self._swapped, self._beat)
         self.tasks = Tasks(config, self.wire, self.follower)
         self.port = 0
         self.ready = False
@@ -143,6 +143,7 @@ class Actor:
             "id": self.wire.name,
             "state": "running" if self.ready else "loading",
             "version": list(version) if version is not None else None,
+            "loading": list(loading) if (loading := self.follower.loading) is not None else None,
             "engine": self.engine.name,
             "device": self.engine.device,
             "pid": os.getpid(),

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from shared.weights import MANIFEST, digest_of
+from shared.weights import MANIFEST, digest_of, sync, sync_folder
 
 log = logging.getLogger("headrace")
 
@@ -36,16 +36,14 @@ def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict
     torch.save(state, aside / STATE)
     digest, size = digest_of(aside)
     (aside / MANIFEST).write_text(json.dumps({"step": step, "digest": digest, "size": size}, indent=1))
-    for file in aside.iterdir():
-        _sync(file)
-    _sync(aside)
+    sync_folder(aside)
     if final.exists():
         old = root / f".old-step_{step}.{os.getpid()}"
         final.rename(old)
         shutil.rmtree(old)
     aside.rename(final)
     _point_latest(root, final.name)
-    _sync(root)
+    sync(root)
     return final
 
 
@@ -97,11 +95,3 @@ def _point_latest(root: Path, name: str) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(name)
     link.replace(root / LATEST)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

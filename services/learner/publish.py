@@ -81,10 +81,11 @@ def sampled_sequences(model: Any, count: int, tokens: int) -> list[list[int]]:
 
 
 def versions_in_use(client: Any, keys: Keys) -> set[Version]:
-    """The versions that live actors report in their heartbeats."""
+    """The versions that live actors report in their heartbeats: in force, or just being read."""
     actors = [id.decode() for id in client.smembers(keys.actors)]
     beats = client.mget([keys.actor(id) for id in actors]) if actors else []
-    versions = [json.loads(beat).get("version") for beat in beats if beat]
+    told = [json.loads(beat) for beat in beats if beat]
+    versions = [beat.get(field) for beat in told for field in ("version", "loading")]
     return {Version(int(v[0]), int(v[1])) for v in versions if v}
 
 

@@ -31,7 +31,7 @@ async def test_a_version_whose_files_come_late_is_adopted_in_the_end(tmp_path, r
 
     async def on_swap() -> None: ...
 
-    following = Follower(config, engine, wire, on_swap)
+    following = Follower(config, engine, wire, on_swap, on_swap)
     task = asyncio.create_task(following.run())
     version = Version(0, 1)
     notice = WeightsNotice(version=version, location=version.directory, digest="", size=0, published=0.0, canary=[])
@@ -43,5 +43,42 @@ async def test_a_version_whose_files_come_late_is_adopted_in_the_end(tmp_path, r
         (config.weights_dir / version.directory).mkdir(parents=True)
         assert await following.wait_for(1, 15.0)
     assert engine.version == version and following.swaps == 1
+    await stop(task)
+    await wire.client.aclose()
+
+
+async def test_a_version_is_held_while_it_is_read_and_no_longer(tmp_path, redis_url):
+    config = build({"run": {"name": "held", "root": str(tmp_path)}, "redis": {"url": redis_url}})
+    wire = Wire(config)
+    seen: list[tuple[str, Version | None]] = []
+
+    class Watched(ScriptedEngine):
+        async def swap(self, notice: WeightsNotice, directory: Path) -> float:
+            seen.append(("swap", following.loading))
+            if notice.version.number == 2:
+                raise CanaryRefused("not these")
+            return await super().swap(notice, directory)
+
+    async def on_swap() -> None:
+        seen.append(("swapped", following.loading))
+
+    async def hold() -> None:
+        seen.append(("hold", following.loading))
+
+    following = Follower(config, Watched(lambda ids, sampling: ([], "eos")), wire, on_swap, hold)
+    task = asyncio.create_task(following.run())
+    versions = [Version(0, number) for number in (1, 2)]
+    async with asyncio.timeout(20):
+        for version in versions:
+            (config.weights_dir / version.directory).mkdir(parents=True)
+            notice = WeightsNotice(
+                version=version, location=version.directory, digest="", size=0, published=0.0, canary=[]
+            )
+            await streams.add(wire.client, wire.keys.weights, encode(notice))
+            while following.swaps + following.refusals < version.number:
+                await asyncio.sleep(0.02)
+    first, second = versions
+    assert seen == [("hold", first), ("swap", first), ("swapped", None), ("hold", second), ("swap", second)]
+    assert following.loading is None
     await stop(task)
     await wire.client.aclose()

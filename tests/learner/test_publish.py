@@ -86,10 +86,13 @@ def test_a_version_goes_only_when_it_is_old_and_no_live_actor_reports_it(tmp_pat
         weights.publish(tmp_path, Version(0, number), lambda folder: _fill(folder))
     client.sadd(KEYS.actors, "slow", "dead", "loading")
     client.set(KEYS.actor("slow"), json.dumps({"id": "slow", "version": [0, 1]}))
-    client.set(KEYS.actor("loading"), json.dumps({"id": "loading", "version": None}))
+    client.set(KEYS.actor("loading"), json.dumps({"id": "loading", "version": None, "loading": [0, 2]}))
     in_use = publish.versions_in_use(client, KEYS)
-    assert in_use == {Version(0, 1)}
+    assert in_use == {Version(0, 1), Version(0, 2)}
     publish.delete_unused(tmp_path, in_use)
+    assert weights.published(tmp_path) == [Version(0, 1), Version(0, 2), Version(0, 3), Version(0, 4)]
+    client.set(KEYS.actor("loading"), json.dumps({"id": "loading", "version": [0, 4], "loading": None}))
+    publish.delete_unused(tmp_path, publish.versions_in_use(client, KEYS))
     assert weights.published(tmp_path) == [Version(0, 1), Version(0, 3), Version(0, 4)]
     assert publish.versions_in_use(client, Keys("no-actors")) == set()
 
