@@ -21,13 +21,13 @@ def is_due(study: Study, run: Run) -> bool:
     return bool(study.head.samples) and not (_folder(study, run) / REPORT).is_file()
 
 
-def evaluate(study: Study, run: Run, checkpoint: Path) -> bool:
+def evaluate(study: Study, run: Run, weights: Path) -> bool:
     """Ask them, going on where a stopped evaluation was. False when the user stopped it."""
     config = run.config
     if not config.data.eval:
         raise UserError("data.eval is empty, so nothing can be asked after a run: name a file, or set samples = 0.")
     request = Request(
-        model=str(checkpoint),
+        model=str(weights),
         suites=[config.data.eval],
         k=[study.head.samples],
         config=str(config.run_dir / "config.toml"),

@@ -51,12 +51,12 @@ def collect(study: Study) -> Results:
             missing.append(run.name)
             continue
         notes[run.name] = note
-        arms[run.arm].append(_figures(study, run, note["step"]))
+        arms[run.arm].append(_figures(study, run, note["steps"]))
     return Results(study, {arm: runs for arm, runs in arms.items() if runs}, notes, missing)
 
 
 def _figures(study: Study, run: Run, steps: int) -> RunFigures:
-    """The figures up to the step that was evaluated: what came after it was over the budget."""
+    """The figures up to the weights that were evaluated."""
     folder, config = run.config.run_dir, run.config
     records = [record for record in read_records(folder / METRICS) if record["step"] < steps]
     summary = json.loads((folder / SUMMARY).read_text())

@@ -1,8 +1,8 @@
 """The runs of a study, one after the other; each is trained in one session or not at all.
 
     <folder>/runs/<arm>-s<seed>/    the folder of a run, as `headrace up` leaves it
-        trained.json                written when its session has ended: where, how long, which checkpoint counts
-        evals/k<samples>/           what the checkpoint answered to the held-out questions
+        trained.json                written when its session has ended: where, how long, how many steps count
+        evals/k<samples>/           what its last weights answered to the held-out questions
 
 A run without trained.json was cut off: it is thrown away and made anew, so that no figure mixes two sessions, and a
 study that was killed comes to the report of one that was not.
@@ -28,8 +28,10 @@ from cli.compare.study import Run, Study
 from cli.preflight import Preflight
 from cli.recorder import METRICS, read_records
 from cli.session import Session
+from cli.summary import last_of_each_step
 from shared.config import Config, load
 from shared.errors import UserError
+from shared.weights import published
 
 TRAINED = "trained.json"
 ORPHANS_S = 20.0
@@ -62,7 +64,7 @@ def make_all(study: Study, screen: StudyScreen) -> bool:
                 return False
             if evaluation.is_due(study, run):
                 screen.evaluate(f"asking the held-out questions, {study.head.samples} samples each")
-                if not evaluation.evaluate(study, run, run.config.checkpoints_dir / f"step_{note['step']}"):
+                if not evaluation.evaluate(study, run, run.config.run_dir / note["weights"]):
                     return False
             screen.end(run)
     return True
@@ -91,8 +93,10 @@ def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None
     if session is None:
         return None
     artefacts.write(run_dir, pictures=True)
+    steps, weights = _last(run, session.had_enough)
     note = {
-        "step": evaluated_step(run),
+        "steps": steps,
+        "weights": str(weights),
         "stopped_at_budget": session.had_enough,
         "seconds": round(time.time() - began, 1),
         "busy_before": busy_before,
@@ -118,19 +122,17 @@ async def _session(run: Run, config: Config, screen: StudyScreen) -> Session | N
     return session if outcome.finished or session.had_enough else None
 
 
-def evaluated_step(run: Run) -> int:
-    """The newest checkpoint that is within the budget of fresh groups; the last one of a run that went to its end."""
-    steps = [int(p.name.removeprefix("step_")) for p in run.config.checkpoints_dir.glob("step_*")]
-    if run.config.run.steps in steps:
-        return run.config.run.steps
-    generated = {r["step"] + 1: r["groups_generated"] for r in read_records(run.config.run_dir / METRICS)}
-    within = [step for step in steps if run.budget is None or generated.get(step, 0) <= run.budget]
-    if not within:
-        raise UserError(
-            f"the run in {run.config.run_dir} left no checkpoint within {run.budget} fresh groups: "
-            "lower learner.checkpoint_every."
-        )
-    return max(within)
+def _last(run: Run, had_enough: bool) -> tuple[int, Path]:
+    """(steps trained, weights that are evaluated, relative to the run's folder).
+
+    The final checkpoint; for a run that ended at its budget, the newest version that it had published by then.
+    """
+    steps, folder = run.config.run.steps, run.config.run_dir
+    if not had_enough:
+        return steps, Path("checkpoints", f"step_{steps}")
+    recorded = last_of_each_step(read_records(folder / METRICS))[-1]["step"] + 1
+    version = max(v for v in published(folder / "weights") if v.number <= recorded)
+    return version.number, Path("weights", version.directory)
 
 
 def _ready(study: Study, run: Run) -> Config:

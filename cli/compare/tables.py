@@ -167,9 +167,8 @@ def method(results: Results) -> Iterator[str]:
     )
     steps = ", ".join(f"'{arm}' {results.steps_of(arm)} steps" for arm in study.arms)
     yield (
-        f"**Matched on fresh groups**: {steps}. An arm that throws fresh groups away ends when it has generated as "
-        "many as the others, and its last checkpoint within the budget is evaluated. Arms of one seed see the same "
-        "questions in the same order."
+        f"**Matched on fresh groups**: {steps}. An arm that throws fresh groups away ends with the step at which it "
+        "has generated as many as the others. Arms of one seed see the same questions in the same order."
     )
     if study.head.samples:
         k = study.head.samples
@@ -177,7 +176,7 @@ def method(results: Results) -> Iterator[str]:
         yield (
             f"**Mean@{k}** is the mean score of the samples of a question, **Best@{k}** the best of them, each then "
             f"averaged over {asked} held-out questions; sampled at temperature {first.rollout.temperature:g} from the "
-            "last checkpoint."
+            "last weights."
         )
     yield (
         "**Environment**: "

@@ -89,7 +89,7 @@ def results(tmp_path: Path) -> Results:
         replay = [step(n, step_s=5.5 + 1.1 * seed, ages=ages[n], right=0.4 + n / 20) for n in range(4)]
         arms["b"].append(figures("b", seed, plain, {"mean_at_k": 0.5 + wobble, "best_at_k": 0.8}))
         arms["b + HD b/2"].append(figures("b + HD b/2", seed, replay, {"mean_at_k": 0.51, "best_at_k": 0.9}))
-    note = {"step": 4, "stopped_at_budget": False, "seconds": 30.0, "busy_before": 0.0, "busy_after": 0.5,
+    note = {"steps": 4, "stopped_at_budget": False, "seconds": 30.0, "busy_before": 0.0, "busy_after": 0.5,
             "place": {"machine": "2 cores", "commit": "abc"}}  # fmt: skip
     return Results(study, arms, {run.name: note for run in study.runs}, [])
 
