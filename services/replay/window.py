@@ -4,6 +4,7 @@ Three answers, each with a tag that changes when it does, so that a page that as
 `now` (a glance), `groups` (the scatter and the table) and `services.replay.window_history` (the steps).
 """
 
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def groups(replay: Replay, state: State, limit: int = GROUPS_SHOWN) -> dict[str,
     buffer = state.buffer
     slots = buffer.highest(buffer.headroom, limit)
     ids = buffer.ids(slots)
-    step, accepted, scanned = replay.last_selection
+    step, accepted, scanned = last_selection(replay, state)
     return {
         "tag": groups_tag(state),
         "step": state.counters.step,
@@ -83,6 +84,14 @@ def groups(replay: Replay, state: State, limit: int = GROUPS_SHOWN) -> dict[str,
         "scored": buffer.scored[slots].tolist(),
         "mark": [ACCEPTED if id in accepted else REFUSED if id in scanned else PASSED_BY for id in ids],
     }
+
+
+def last_selection(replay: Replay, state: State) -> tuple[int, Set[str], Set[str]]:
+    """Step, replayed and scanned ids of the last selection; after a restart, of the last batch that is on record."""
+    if replay.last_selection[0] >= 0 or not state.batches:
+        return replay.last_selection
+    batch = state.batches[max(state.batches)]
+    return batch.step, set(batch.replay), set()
 
 
 def is_known(state: State, id: str) -> bool:

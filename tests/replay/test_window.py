@@ -204,3 +204,17 @@ async def test_a_crowd_is_refused_and_not_queued():
     assert len(entered) == 2
     leave.set()
     assert sorted(await asyncio.gather(*visits)) == ["503", "503", "served", "served", "served"]
+
+
+async def test_after_a_restart_the_marks_are_those_of_the_batch_on_record(make_config: Make):
+    config = make_config(run={"steps": 8})
+    learner, actor = PeerLearner(config.redis.url, config, every=99), PeerActor(config.redis.url, config, 0)
+    async with served(config):
+        peers = [asyncio.create_task(learner.run()), asyncio.create_task(actor.run())]
+        while not learner.finished:
+            await asyncio.sleep(0.02)
+        await stop(*peers)
+    async with served(config) as (_, http):
+        shown = (await http.get("/window/groups")).json()
+    replayed = {id for id, mark in zip(shown["id"], shown["mark"], strict=True) if mark == 2}
+    assert replayed and replayed == set(learner.trained[-1][1].replay) & set(shown["id"])

@@ -99,7 +99,8 @@ function facts(about, group) {
     add("Headroom", number(row.headroom));
     add("Headroom at first", number(row.headroom_ref));
     add("Drift", row.drift === null ? "never scanned" : small(row.drift));
-    add("age", `${count(about.step - row.step, "step")}, of step ${row.step}`);
+    add("age", count(about.step - row.step, "step"));
+    add("fresh in step", row.step);
     add("replayed", count(row.uses, "time"));
   } else add("state", header ? "not stored: fresh, or its time is over" : "not stored");
   const distinct = [...new Set(group.versions)];

@@ -120,7 +120,7 @@ function showActors() {
 }
 
 function showNotices() {
-  const items = history.notices.toReversed().map((n) => el("li", {}, el("time", {}, new Date(1000 * n.time).toLocaleTimeString()), el("span", {}, [n.kind, n.who].filter(Boolean).join(", ") + (n.text ? `: ${n.text}` : ""))));
+  const items = history.notices.toReversed().map((n) => el("li", {}, el("time", {}, new Date(1000 * n.time).toLocaleTimeString("en-GB")), el("span", {}, [n.kind, n.who].filter(Boolean).join(", ") + (n.text ? `: ${n.text}` : ""))));
   byId("notices").replaceChildren(...(items.length ? items : [el("li", { class: "empty" }, "Nothing was warned of.")]));
 }
 

@@ -31,10 +31,9 @@ export class Scatter {
     this.draw();
     const measured = groups.drift.filter((d) => d !== null);
     const inside = measured.filter((d) => d <= tau).length;
-    const says = groups.id.length
-      ? `${count(groups.total, "stored group")}, ${measured.length} with a measured Drift, ${inside} of them within tau ${small(tau)}. The table below lists them.`
-      : "No group is stored yet.";
-    this.canvas.setAttribute("aria-label", says);
+    const gate = tau === null ? "" : `, ${inside} of them within tau ${small(tau)}`;
+    const says = `${count(groups.total, "stored group")}, ${measured.length} with a measured Drift${gate}. The table below lists them.`;
+    this.canvas.setAttribute("aria-label", groups.id.length ? says : "No group is stored yet.");
   }
 
   domain() {
@@ -221,10 +220,10 @@ export function whatIf(groups, other, tau) {
   const measured = groups.drift.filter((d) => d !== null).length;
   if (!measured) return "No Drift has been measured yet.";
   const share = (n, of) => `${n} of ${of} (${percent(n / of)})`;
-  const last = scanned ? `of the last scan ${share(within(true), scanned)}, ` : "";
+  const last = scanned ? `, of the last scan ${share(within(true), scanned)}` : "";
   const all = groups.drift.filter((d) => d !== null && d <= tau).length;
-  const now = other === tau ? "" : ` At τ = ${small(tau)} it is ${share(all, measured)}.`;
-  return `Within it lie ${last}of all measured groups ${share(within(false), measured)}.${now}`;
+  const now = other === tau ? "" : ` τ = ${small(tau)} lets in ${all} (${percent(all / measured)}).`;
+  return `It lets in ${share(within(false), measured)} of the measured groups${last}.${now}`;
 }
 
 function colours(element) {
