@@ -14,20 +14,20 @@ STYLE = """
   img { background: #ffffff; border-radius: 6px; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2.5rem 1.25rem 5rem; max-width: 70rem; color: var(--ink); background: var(--paper);
+body { margin: 0 auto; padding: 2.5rem 1.25rem 5rem; max-width: 76rem; color: var(--ink); background: var(--paper);
        font: 16px/1.55 system-ui, sans-serif; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 1.2rem; }
 h2 { font-size: 1.25rem; margin: 2.6rem 0 .7rem; }
 p { max-width: 46rem; margin: .6rem 0; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { padding: .4rem .8rem; text-align: right; border-bottom: 1px solid var(--line); }
+th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; background: var(--shade); }
-th:first-child, td:first-child, td.words { text-align: left; }
+th.words, td.words { text-align: left; }
 img { display: block; max-width: 100%; margin: 1rem 0; }
 code { background: var(--shade); padding: .1em .3em; border-radius: 3px; font-size: .88em; }
 """
-_WORDS = re.compile(r"[A-Za-z]{3,}.*\s")
+_NUMBER = re.compile(r"^(x )?[+-]?\d|^–$|^$")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def as_markdown(blocks: Sequence[Block], folder: Path) -> str:
             case Text(text):
                 parts.append(text)
             case Table(head, rows):
-                ruler = ["---"] + ["---:"] * (len(head) - 1)
+                ruler = ["---" if of_words else "---:" for of_words in _words(block)]
                 lines = [head, ruler, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
                 parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
             case Picture(path, says):
@@ -99,8 +99,13 @@ def _html(block: Block) -> str:
         case Text(text):
             return f"<p>{_inline(text)}</p>"
         case Table(head, rows):
-            top = "".join(f"<th>{_inline(cell)}</th>" for cell in head)
-            body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+            marks = [' class="words"' if of_words else "" for of_words in _words(block)]
+            top = "".join(f"<th{mark}>{_inline(cell)}</th>" for cell, mark in zip(head, marks, strict=True))
+            lines = [
+                "".join(f"<td{mark}>{_inline(cell)}</td>" for cell, mark in zip(row, marks, strict=True))
+                for row in rows
+            ]
+            body = "\n".join(f"<tr>{line}</tr>" for line in lines)
             return (
                 f'<div class="scroll"><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
             )
@@ -109,9 +114,10 @@ def _html(block: Block) -> str:
             return f'<img alt="{html.escape(says)}" src="data:image/png;base64,{data}">'
 
 
-def _cell(text: str) -> str:
-    words = ' class="words"' if _WORDS.match(text) else ""
-    return f"<td{words}>{_inline(text)}</td>"
+def _words(table: Table) -> list[bool]:
+    """Which columns hold words and are set to the left: the first, and those with a cell that is no number."""
+    columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.head)
+    return [n == 0 or not all(_NUMBER.match(cell) for cell in column) for n, column in enumerate(columns)]
 
 
 def _inline(text: str) -> str:

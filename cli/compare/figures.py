@@ -103,7 +103,7 @@ def _learning(steps: Sequence[Record]) -> dict[str, float | None]:
         "grad_norm": _mean_key(learner, "grad_norm"),
         "engine_gap": _mean_key(learner, "engine_gap"),
         "lag": _mean_key(steps, "lag_mean"),
-        "mixed_share": _share(steps, "mixed_groups", "fresh_groups"),
+        "mixed_share": _share(steps, "mixed_groups", "taken_groups"),
     }
 
 

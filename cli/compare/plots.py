@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cli.compare.figures import PARTS, RunFigures, counterfactual, learner_value, series, step_seconds, step_value
 from cli.compare.intervals import mean_of
@@ -66,7 +67,7 @@ def _step_time(arms: Arms) -> Figure:
     ax.set_title("Mean time of a step, by what the learner did; a tick is one run")
     ax.set_xlabel("seconds")
     ax.set_xlim(0, 1.12 * left.max())
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28 - 0.6 / len(arms)), ncols=len(PARTS) + 1)
+    figure.legend(loc="outside lower center", ncols=len(PARTS) + 1)
     return figure
 
 
@@ -82,6 +83,7 @@ def _quality(arms: Arms, samples: int) -> Figure:
                 if interval.low is not None:
                     ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=2)
         ax.set_yticks(range(len(arms)), list(arms)[::-1])
+        ax.set_ylim(-0.6, len(arms) - 0.4)
         ax.set_title(f"{name}@{samples} on held-out questions")
         ax.grid(True, axis="x")
     figure.supxlabel("dots: runs; diamond: mean over seeds with its 95 % interval (Student t)", fontsize=8)
@@ -126,10 +128,10 @@ def _replay(replays: Arms, arms: Arms) -> Figure:
 
 
 def _ages(replays: Arms, arms: Arms) -> Figure:
-    columns = min(3, len(replays))
+    columns = 3  # as wide as the other pictures, however few arms replay
     rows = -(-len(replays) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(4.6 * columns, 3.1 * rows), layout="constrained", squeeze=False, sharex=True
+        rows, columns, figsize=(14 / 3 * columns, 3.1 * rows), layout="constrained", squeeze=False, sharex=True
     )
     highest = max(max(run.ages, default=1) for runs in replays.values() for run in runs)
     for ax in axes.flat[len(replays) :]:
@@ -141,6 +143,9 @@ def _ages(replays: Arms, arms: Arms) -> Figure:
         ax.bar(x, share, color=_colour(arms, arm), width=0.85)
         ax.set_title(arm)
         ax.set_xlabel("age of replayed groups, versions")
+        ax.set_ylabel("share")
+        ax.set_xlim(0.4, highest + 0.6)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
@@ -225,13 +230,13 @@ def _finish(figure: Figure, axes: Any) -> Figure:
     for ax in axes:
         ax.grid(True, axis="y")
         ax.set_axisbelow(True)
+        if ax.get_xlabel() == "step":
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not ax.has_data():
             ax.text(0.5, 0.5, "not measured", ha="center", va="center", color=GREY, transform=ax.transAxes)
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6), frameon=False
-    )
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6), fontsize=9)
     return figure
 
 
