@@ -77,7 +77,7 @@ def check(study: Study) -> None:
             _refuse_other_settings(study, run)
     for run in study.runs[: len(study.arms)]:
         if trained(run) is None:
-            Preflight(_ready(study, run), dry_run=True).check()
+            Preflight(_ready(study, run), resuming=True, dry_run=True).check()  # its folder may be half-made
 
 
 def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None:
