@@ -36,7 +36,7 @@ def batch_stats(
     if selection.counterfactual is not None:
         compared = {"counterfactual": selection.counterfactual.stats(step, replay)}
     return {
-        "fresh_groups": len(fresh),
+        "taken_groups": len(fresh),
         "again_groups": sum(h.kind == AGAIN for h in fresh),
         "replay_groups": len(replay),
         "tau": selection.tau,

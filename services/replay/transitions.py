@@ -138,7 +138,8 @@ def batch_composed(
     rows = [state.buffer.row(id) for id in replay]
     headers = [state.fresh[id].header for id in fresh]
     fresh = [id for id in fresh if id not in left_out]
-    stats = {"left_out_groups": len(left_out)} | batch_stats(step, selection, rows, headers, exposed_s)
+    stats = batch_stats(step, selection, rows, headers, exposed_s)
+    stats |= {"fresh_groups": len(fresh), "left_out_groups": len(left_out)}
     for id, record in selection.refreshed.items():
         state.buffer.refresh(id, record.headroom, record.drift)
     for id in replay:
@@ -237,7 +238,8 @@ def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, f
     c.failed += 1
     log.warning("task %s, attempt %d: %s", task.id, task.attempt + 1, failure)
     attempt = task.attempt + 1
-    if attempt < config.replay.max_attempts:
+    no_step_left = task.kind == AGAIN and c.step + config.replay.max_lag >= config.run.steps
+    if attempt < config.replay.max_attempts and not no_step_left:
         version = task.min_version if task.kind == EVAL else c.step
         seed = attempt_seed(config, task.kind, task.number, attempt, task.round)
         _send(tx, msgspec.structs.replace(task, attempt=attempt, seed=seed, min_version=version))

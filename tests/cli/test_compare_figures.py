@@ -19,6 +19,7 @@ def step(number: int, *, step_s: float = 6.0, ages: tuple[int, ...] = (), right:
         "step": number,
         "seconds": 99.0,
         "fresh_groups": 4,
+        "taken_groups": 4,
         "replay_groups": len(ages),
         "groups_generated": 4 * (number + 1),
         "mixed_groups": 2,

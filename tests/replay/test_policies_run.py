@@ -24,6 +24,7 @@ async def test_trl_buffer_gives_the_places_of_groups_without_spread_to_stored_on
     assert all(len(batch.replay) + len(batch.fresh) == b for batch in batches.values())
     assert c.filtered == sum(len(batch.replay) for batch in batches.values()) > 0
     assert c.trained + c.filtered == steps * b and not state.fresh and not state.tasks
+    assert [r["fresh_groups"] for r in records if r["kind"] == "step"] == [len(batches[s].fresh) for s in range(steps)]
     assert [r["left_out_groups"] for r in records if r["kind"] == "step"] == [
         len(batches[s].replay) for s in range(steps)
     ]
