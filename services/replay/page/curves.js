@@ -67,7 +67,7 @@ export class Curves {
     const x = (i) => (steps.length > 1 ? (i / (steps.length - 1)) * W : W / 2);
     const y = (v) => H - PAD - ((v - low) / (high - low)) * (H - 2 * PAD);
     const lines = [svg("line", { class: "axis", x1: 0, x2: W, y1: H - PAD, y2: H - PAD })];
-    if (typeof bound === "number" && bound <= high) lines.push(svg("line", { class: "bound", x1: 0, x2: W, y1: y(bound), y2: y(bound), "vector-effect": "non-scaling-stroke" }));
+    if (typeof bound === "number" && bound <= high && main.some((v) => typeof v === "number")) lines.push(svg("line", { class: "bound", x1: 0, x2: W, y1: y(bound), y2: y(bound), "vector-effect": "non-scaling-stroke" }));
     lines.push(...paths(second, "second", x, y), ...paths(main, "main", x, y));
     // dots keep their shape when the picture is stretched: they are short strokes with round ends
     const round = (cx, cy, cls, width) => svg("path", { d: `M${cx} ${cy}h.01`, class: cls, stroke: "currentColor", "stroke-width": width, "stroke-linecap": "round", "vector-effect": "non-scaling-stroke" });

@@ -72,7 +72,7 @@ function showTiles(c) {
   const gap = c ? last(c.engine_gap) : null;
   const tiles = [
     ["learner idle", percent(recent(c && idle(c))), `last ${RECENT} steps`],
-    ["acceptance", now.gated ? percent(recent(c?.acceptance)) : DASH, now.gated ? `τ = ${small(now.tau)}` : `${now.policy} has no gate`],
+    ["acceptance", now.gated ? percent(recent(c?.acceptance)) : DASH, now.gated ? `τ = ${small(now.tau)}` : `no gate under ${now.policy}`],
     ["lag", number(recent(c?.lag_mean), 2), `at most ${now.max_lag} allowed`],
     ["replay KL", small(recent(c?.replay_kl)), `Drift of replayed ${small(recent(c?.drift_mean))}`],
     ["engine gap", small(gap), gap === null ? "not measured yet" : gap >= now.tau / 10 ? "reaches τ / 10" : "below τ / 10"],
