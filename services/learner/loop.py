@@ -308,11 +308,12 @@ class Loop:
         return publish.publish(self.config.weights_dir, self.version, self.trainer.model, self._companions, canary)
 
     def _warn_of_gap(self, pipe: Any, numbers: dict[str, float]) -> None:
-        limit = GAP_OF_TAU * self.config.replay.tau
+        r = self.config.replay
+        limit = GAP_OF_TAU * (r.tau if r.drift == "l2" else r.tau**2)  # the gap is a mean of squares
         gap = numbers.get("engine_gap", 0.0)
-        if self.config.replay.policy != "none" and gap >= limit > 0:
+        if r.policy != "none" and gap >= limit > 0:
             text = (
-                f"the engine gap is {gap:.2e}, and replay.tau / 10 is {limit:.2e}: "
+                f"the engine gap is {gap:.2e}, and replay.tau{'' if r.drift == 'l2' else '^2'} / 10 is {limit:.2e}: "
                 "the difference between engine and trainer alone would eat into the gate."
             )
             log.warning(text)
