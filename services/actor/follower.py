@@ -16,6 +16,7 @@ from shared.messages import Malformed, WeightsNotice, decode
 from shared.redis_client import BLOCK_MS
 from shared.streams import FIELD
 from shared.versions import Version
+from shared.waiting import LongWait
 
 log = logging.getLogger("headrace")
 TRY_AGAIN_S = 10.0
@@ -66,8 +67,11 @@ class Follower:
         notices: Any = await self.wire.call(lambda: client.xrevrange(stream, count=1))
         last: Any = b"0"
         missing, tried, newest = False, 0.0, b""
+        wait = LongWait()
         while True:
             raise_if_cancelled()
+            if self.number < 0 and wait.due():
+                await self._tell_of_waiting(wait.seconds)
             if notices:
                 last, fields = notices[-1]
                 newest = fields[FIELD]
@@ -76,6 +80,11 @@ class Follower:
             notices = reply[0][1] if reply else []
             if missing and not notices and time.monotonic() - tried >= TRY_AGAIN_S:
                 notices = [(last, {FIELD: newest})]
+
+    async def _tell_of_waiting(self, seconds: float) -> None:
+        offered = "the ones that were published are refused" if self.refusals else "is the learner running?"
+        text = f"actor {self.wire.name} has waited {seconds:.0f} s for its first weights: {offered}"
+        await self.wire.warn(text)
 
     async def _adopt(self, data: bytes) -> bool:
         """Swap the announced version in; False when it was refused because its files are missing."""

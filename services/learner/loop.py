@@ -16,6 +16,7 @@ from typing import Any
 
 from services.learner import assemble, checkpoint, lineage, metrics, publish
 from services.learner import step as steps
+from services.learner.idle import waiting_text
 from services.learner.parts import use_parts
 from services.learner.patience import patiently
 from services.learner.policy import context_of, vocabulary_of
@@ -43,6 +44,7 @@ from shared.messages import (
 from shared.redis_client import connect, is_short_of_memory
 from shared.streams import FIELD, LEARNER, Entry, Keys, SyncInbox
 from shared.versions import Version
+from shared.waiting import LongWait
 
 log = logging.getLogger("headrace")
 
@@ -95,6 +97,7 @@ class Loop:
         self._announce()
         if self._take_up():
             return
+        wait = LongWait()
         while True:
             with self.trainer.clock("wait"):
                 entries = self._patiently("read work", lambda: self.inbox.read(1))
@@ -102,6 +105,21 @@ class Loop:
             for entry in entries:
                 if self.handle(entry):
                     return
+            if entries:
+                wait = LongWait()
+            elif wait.due():
+                self._tell_of_waiting(wait.seconds)
+
+    def _tell_of_waiting(self, seconds: float) -> None:
+        def ask() -> tuple[str, bool]:
+            return waiting_text(self.client, self.keys, self.step, seconds)
+
+        text, groups_are_coming = self._patiently("look for groups", ask)
+        log.info("%s", text)
+        if not groups_are_coming:
+            self._patiently(
+                "warn", lambda: events.emit(self.client, self.keys, "warning", service="learner", text=text)
+            )
 
     def handle(self, entry: Entry) -> bool:
         """Do what one entry says; True after Finish."""

@@ -1,17 +1,19 @@
 """Following the published weights, over a real Redis."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from services.actor import follower as module
 from services.actor.engine import CanaryRefused
 from services.actor.follower import Follower
 from services.actor.wire import Wire
-from shared import streams
+from shared import events, streams
 from shared.cancellation import stop
 from shared.config import build
 from shared.messages import WeightsNotice, encode
 from shared.versions import Version
+from shared.waiting import LongWait
 from tests.actor.scripted_engine import ScriptedEngine
 
 
@@ -80,5 +82,25 @@ async def test_a_version_is_held_while_it_is_read_and_no_longer(tmp_path, redis_
     first, second = versions
     assert seen == [("hold", first), ("swap", first), ("swapped", None), ("hold", second), ("swap", second)]
     assert following.loading is None
+    await stop(task)
+    await wire.client.aclose()
+
+
+async def test_an_actor_that_waits_for_its_first_weights_says_so(tmp_path, redis_url, monkeypatch):
+    monkeypatch.setattr(module, "LongWait", partial(LongWait, 0.2))
+    config = build({"run": {"name": "first", "root": str(tmp_path)}, "redis": {"url": redis_url}})
+    wire, engine = Wire(config), ScriptedEngine(lambda ids, sampling: ([], "eos"))
+    engine.version = None
+
+    async def nothing() -> None: ...
+
+    task = asyncio.create_task(Follower(config, engine, wire, nothing, nothing).run())
+    async with asyncio.timeout(20):
+        while not await wire.client.xlen(wire.keys.events):
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(2.5)
+    told = [record["text"] for _, record in events.parse(await wire.client.xrange(wire.keys.events))]
+    assert len(told) == 1, "and the next time fifteen seconds later"
+    assert "first weights" in told[0] and "is the learner running?" in told[0]
     await stop(task)
     await wire.client.aclose()

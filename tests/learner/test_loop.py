@@ -1,7 +1,9 @@
 """The loop on a real Redis, entry by entry, with the crashes that the acknowledgements are there for."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import redis
 import torch
 
 from services.learner import checkpoint
+from services.learner.idle import waiting_text
 from services.learner.loop import Loop
 from services.learner.stop import Stop
 from shared import events, streams, weights
@@ -34,6 +37,7 @@ from shared.messages import (
 from shared.payload import encode_payload
 from shared.streams import FIELD, Keys
 from shared.versions import Version
+from shared.waiting import LongWait
 
 KEYS = Keys("test")
 CURSOR = Cursor(issued=9, lost=1, refilled=0, untrained=[6, 7])
@@ -303,6 +307,26 @@ def test_a_step_that_replay_lost_the_word_of_is_told_again_and_not_trained_again
     assert client.get(KEYS.reference("0a")) == reference
     assert client.get(KEYS.reference("0b")) is None, "no l_ref without its group"
     assert decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice).version == Version(0, 1)
+
+
+def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    loop = Loop(of_steps(config, 1), Stop())
+    later = threading.Timer(3.0, lambda: [feed(batch(0)), feed(Finish())])
+    later.start()
+    loop.run()
+    later.join()
+    told = [record["text"] for _, record in events.parse(client.xrange(KEYS.events))]
+    assert len(told) == 1, "and the next time fifteen seconds later"
+    assert "for work at step 0: 0 actors are alive, and of their groups none has come yet" in told[0]
+    client.sadd(KEYS.actors, "a")
+    client.set(KEYS.actor("a"), "{}")
+    streams.add(client, KEYS.groups, b"a header")
+    text, groups_are_coming = waiting_text(client, KEYS, 3, 60.0)
+    assert groups_are_coming
+    assert text.startswith("the learner has waited 60 s for work at step 3: 1 actors are alive")
 
 
 def test_on_a_server_that_is_short_of_memory_a_checkpoint_comes_early(config: Config, client: Any, feed: Feed) -> None:

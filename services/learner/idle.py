@@ -1,0 +1,30 @@
+"""What a learner says that has waited long for work: whether anybody makes groups, and since when nobody does."""
+
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from shared.streams import Keys
+from shared.waiting import FIRST_S
+
+
+def waiting_text(client: Any, keys: Keys, step: int, waited_s: float) -> tuple[str, bool]:
+    """(a sentence, whether groups are still coming). A step whose groups take minutes to make is nothing unusual."""
+    names = [name.decode() for name in client.smembers(keys.actors)]
+    alive = sum(beat is not None for beat in client.mget([keys.actor(name) for name in names])) if names else 0
+    since = _since_last_group(client, keys)
+    last = "none has come yet" if since is None else f"the last one came {since:.0f} s ago"
+    text = (
+        f"the learner has waited {waited_s:.0f} s for work at step {step}: {alive} actors are alive, and of their "
+        f"groups {last}."
+    )
+    return text, since is not None and since < FIRST_S
+
+
+def _since_last_group(client: Any, keys: Keys) -> float | None:
+    try:
+        newest = int(client.xinfo_stream(keys.groups)["last-generated-id"].split(b"-")[0])
+    except ResponseError:
+        return None  # there is no such stream yet
+    seconds, microseconds = client.time()
+    return max(0.0, seconds + microseconds / 1e6 - newest / 1000) if newest else None
