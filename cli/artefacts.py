@@ -7,8 +7,17 @@ from typing import Any
 from cli.recorder import EVENTS, read_records
 from cli.samples import as_markdown
 from cli.summary import summarise
+from shared.config import Config
 
 SUMMARY, CURVES, SAMPLES, FINAL = "summary.json", "curves.png", "samples.md", "final"
+
+
+def is_complete(config: Config) -> bool:
+    """Whether the run has trained all of its steps, its last evaluation is in, and its last checkpoint is there."""
+    records, steps = read_records(config.run_dir / EVENTS), config.run.steps
+    finished = any(r["kind"] == "finished" and r["step"] >= steps for r in records)
+    trained = max((r["step"] + 1 for r in records if r["kind"] == "step"), default=0)
+    return finished and trained >= steps and (config.checkpoints_dir / f"step_{trained}").is_dir()
 
 
 def write(run_dir: Path, pictures: bool) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 
 from cli import local_redis, plan, ports
 from cli.prompt_lengths import PromptTokens
-from cli.recorder import EVENTS, read_records
-from cli.summary import last_of_each_step
 from services.env_search.backend import IndexSpec, build_command
 from services.learner.model_files import find_model
 from services.replay.policies import get_policy
@@ -65,17 +63,9 @@ class Preflight:
                 "or choose another name with --run.name NAME."
             )
         if self.resuming:
-            self._unfinished(folder)
+            self._same_redis(folder)
 
-    def _unfinished(self, folder: Path) -> None:
-        records = read_records(folder / EVENTS)
-        steps = len(last_of_each_step(records))
-        saved = (self.config.checkpoints_dir / f"step_{steps}").is_dir()
-        if steps >= self.config.run.steps and saved and any(r["kind"] == "finished" for r in records):
-            raise UserError(
-                f"the run in {folder} has trained all of its {steps} steps: "
-                f"go on with --run.steps {2 * steps}, for example."
-            )
+    def _same_redis(self, folder: Path) -> None:
         if self.config.redis.url and (folder / local_redis.FOLDER).is_dir():
             raise UserError(
                 f"the run in {folder} keeps its state in a Redis of its own, and redis.url is set: "

@@ -53,6 +53,11 @@ def run(args: argparse.Namespace) -> int:
             "name either a configuration (headrace up CONFIG.toml) or a run to continue (--resume RUN_DIR)."
         )
     config = resolve(args.config, args.resume, args.overrides)
+    if args.resume is not None and not args.dry_run:
+        from cli import artefacts
+
+        if artefacts.is_complete(config):
+            return show_finished(config)
     preflight = Preflight(config, resuming=args.resume is not None, dry_run=args.dry_run)
     preflight.check()
     if args.dry_run:
@@ -130,6 +135,21 @@ def launch(config: Any) -> int:
             return 130
         summary = artefacts.write(run_dir, pictures=True)
     ending.print_summary(run_dir, summary)
+    return 0
+
+
+def show_finished(config: Any) -> int:
+    """What a finished run came to; its artefacts are written again, for one that was interrupted just then."""
+    from cli import artefacts, ending, session
+
+    with session.lock(config.run_dir):
+        summary = artefacts.write(config.run_dir, pictures=True)
+    steps = config.run.steps
+    print(
+        f"The run in {ending.shorten(config.run_dir)} has trained all of its {steps} steps; go on with "
+        f"--run.steps {2 * steps}, for example."
+    )
+    ending.print_summary(config.run_dir, summary)
     return 0
 
 

@@ -116,6 +116,15 @@ def test_ctrl_c_leaves_a_run_that_goes_on(policy: Path, tmp_path: Path, start: C
     assert "Before training" in (run_dir / "samples.md").read_text()
     assert (run_dir / "curves.png").stat().st_size > 10_000
 
+    (run_dir / "curves.png").unlink()  # as if Ctrl-C had come while it was drawn
+    third = start("up", "--resume", "runs/x")
+    assert third.process.wait(timeout=60) == 0, third.output.read_text()
+    said = " ".join(third.output.read_text().split())
+    assert f"The run in runs/x has trained all of its {STEPS} steps; go on with --run.steps {2 * STEPS}" in said
+    assert "EM on held-out questions" in said
+    assert (run_dir / "curves.png").stat().st_size > 10_000
+    assert json.loads((run_dir / "summary.json").read_text()) == summary
+
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(run_dir / "final")
