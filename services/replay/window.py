@@ -31,7 +31,7 @@ def now(replay: Replay, state: State) -> dict[str, Any]:
     return {
         "run": config.run.name,
         "policy": replay.policy.name,
-        "gated": replay.policy.accepts is not None,
+        "gated": replay.policy.gated,
         "step": c.step,
         "steps": config.run.steps,
         "version": str(c.version) if c.version else None,

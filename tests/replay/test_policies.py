@@ -1,12 +1,15 @@
 """Each simple policy on what real actors made: against a slow literal version, and against the bound it states."""
 
 import importlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
-from services.replay.policies import get_policy, names
+from services.replay.buffer import Buffer, Row
+from services.replay.policies import Moment, get_policy, names
 from shared.config import build
 from tests.replay import literal
 from tests.replay.literal import Stored
@@ -153,3 +156,32 @@ def test_every_policy_states_its_name_and_its_bound():
     for name in names():
         assert get_policy(name).name == name
         assert "Bound:" in policy_file(name), f"{name}.py does not say what it guarantees"
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_order_is_extended_by_a_larger_n_repeats_itself_and_changes_nothing(name: str):
+    recording = Recording(decimals=TIED)
+    order = get_policy(name).order
+    for seen in play(settings("headroom_drift", recording), get_policy("headroom_drift"), recording, 20):
+        buffer = Buffer(seen.before)
+        asked = frozenset(row.prompt for row in seen.before[::3])
+        moment = Moment(seen.step, seen.seed, asked=asked)
+        whole = buffer.ids(order(buffer, len(buffer) + 5, moment))
+        assert len(set(whole)) == len(whole) and set(whole) <= {row.id for row in seen.before}
+        for n in (0, 1, 2, 7, len(buffer)):
+            assert buffer.ids(order(buffer, n, moment)) == whole[:n]
+        assert [replace(row, drift=0.0) for row in buffer] == [replace(row, drift=0.0) for row in Buffer(seen.before)]
+
+
+def test_trl_buffer_draws_first_in_proportion_to_the_scores():
+    rows = [
+        Row(id=f"g{i}", sequence=i, step=0, headroom_ref=0.5, headroom=0.5, drift=0.0, uses=0, tokens=9, bytes=9,
+            advantage=float(i), reward_std=0.5)
+        for i in (1, 2, 3, 4)
+    ]  # fmt: skip
+    buffer, first = Buffer(rows), Counter()
+    for seed in range(4000):
+        first.update(buffer.ids(get_policy("trl_buffer").order(buffer, 1, Moment(1, seed))))
+    for i in (1, 2, 3, 4):
+        share = i / 10
+        assert abs(first[f"g{i}"] - 4000 * share) < 4 * (4000 * share * (1 - share)) ** 0.5

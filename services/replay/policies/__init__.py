@@ -130,6 +130,11 @@ class Policy:
     responses: Responses | None = None
     again: Again | None = None
 
+    @property
+    def gated(self) -> bool:
+        """Whether Drift decides what is replayed; scores may be scanned without that."""
+        return self.accepts is within_tau
+
 
 def names() -> list[str]:
     """The policies there are."""
