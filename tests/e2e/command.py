@@ -82,8 +82,7 @@ class Command:
         """Nothing of it is left, at the latest after `within_s`."""
         deadline = time.monotonic() + within_s
         while left := self.processes():
-            names = [" ".join(p.cmdline()[-2:]) for p in left if p.is_running()]
-            assert time.monotonic() < deadline, f"still there after {within_s:g} s: {names}"
+            assert time.monotonic() < deadline, f"still there after {within_s:g} s: {[_words(p) for p in left]}"
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -92,6 +91,13 @@ class Command:
             with suppress(psutil.Error):
                 process.kill()
         self.process.wait()
+
+
+def _words(process: psutil.Process) -> str:
+    """What it runs; it may end while it is asked."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline()[-2:])
+    return f"process {process.pid}"
 
 
 def overrides(**sections: Mapping[str, object]) -> list[str]:
