@@ -30,7 +30,7 @@ def up(policy: Path, name: str, steps: int) -> list[str]:
     settings = overrides(
         run={"name": name, "root": ".", "steps": steps},
         rollout={"group_size": 4},
-        eval={"limit": 4, "every": 0},
+        eval={"limit": 24, "every": 0},
         actor={"count": 1, "engine": "torch"},
         replay={"port": 0, "select": 2, "capacity": 8},
         search={"port": 0},
@@ -39,28 +39,90 @@ def up(policy: Path, name: str, steps: int) -> list[str]:
     return ["up", str(ATLAS.parent / "atlas.toml"), f"--model.path={policy}", *settings]
 
 
-def test_a_run_survives_its_command_being_killed_and_then_interrupted(start: Start, folder: Path, policy: Path) -> None:
-    run_dir, steps = folder / "stopped", 9
-    killed = start(*up(policy, "stopped", steps))
-    killed.wait_until(lambda: trained(run_dir) >= 3, "three steps", START_S)
+def test_a_run_survives_ctrl_c_in_every_phase_and_the_death_of_its_command(
+    start: Start, folder: Path, policy: Path
+) -> None:
+    run_dir, steps = folder / "stopped", 6
+    logs = run_dir / "logs"
+
+    loading = start(*up(policy, "stopped", steps))
+    loading.wait_until(lambda: all(map(begun, heavy(logs))), "services that load their models", START_S)
+    interrupt(loading)
+    assert not [name for name in ready(run_dir) if name.startswith(("learner", "actor"))]
+
+    evaluating = start("up", "--resume", "stopped")
+    evaluating.wait_until(lambda: bool(of_kind(run_dir, "swap")), "actor that answers questions", START_S)
+    interrupt(evaluating)
+    assert of_kind(run_dir, "eval") == []
+
+    killed = start("up", "--resume", "stopped")
+    killed.wait_until(lambda: trained(run_dir) >= 2, "two steps", START_S)
     killed.signal(signal.SIGKILL)
     killed.process.wait()
     killed.assert_gone(STOP_S)
 
-    interrupted = start("up", "--resume", "stopped")
+    training = start("up", "--resume", "stopped")
     before = trained(run_dir)
-    interrupted.wait_until(lambda: trained(run_dir) > before, "a step after resuming", START_S)
-    asked = time.monotonic()
-    interrupted.signal(signal.SIGINT)
-    assert interrupted.wait(STOP_S) == 130
-    interrupted.assert_gone()
-    assert time.monotonic() - asked < STOP_S
-    assert "headrace up --resume stopped" in interrupted.said
+    training.wait_until(lambda: trained(run_dir) > before, "a step after resuming", START_S)
+    interrupt(training)
+    assert trained(run_dir) < steps
+
+    saving = start("up", "--resume", "stopped")
+    freeze_in_checkpoint(saving, run_dir / "checkpoints", steps)
+    interrupt(saving)
 
     last = start("up", "--resume", "stopped")
     assert last.wait(RUN_S) == 0, last.said
     last.assert_gone()
     assert_complete(run_dir, steps)
+    assert [e["round"] for e in of_kind(run_dir, "eval")] == [0, steps]
+
+
+def interrupt(command: Command) -> None:
+    """Ctrl-C: within ten seconds all of it is gone, and it has said how to go on."""
+    asked = time.monotonic()
+    command.signal(signal.SIGINT)
+    assert command.wait(STOP_S) == 130
+    command.assert_gone()
+    assert time.monotonic() - asked < STOP_S
+    assert "headrace up --resume stopped" in command.said
+
+
+def heavy(logs: Path) -> list[Path]:
+    """The logs of the services that load a model."""
+    return [logs / "learner.log", logs / "actor-0.log"]
+
+
+def begun(log: Path) -> bool:
+    """Whether a service has come to the point where it imports torch and reads the model."""
+    return log.is_file() and "metrics on port" in log.read_text()
+
+
+def freeze_in_checkpoint(command: Command, checkpoints: Path, step: int) -> None:
+    """Stop the learner's process (SIGSTOP) while it writes the checkpoint of this step, or at the latest just after."""
+    command.wait_until(lambda: command.service("learner") is not None, "learner", START_S)
+    learner = command.service("learner")
+    assert learner is not None
+    deadline = time.monotonic() + RUN_S
+    while not any(name.startswith(f".step_{step}.") or name == f"step_{step}" for name in names_in(checkpoints)):
+        assert time.monotonic() < deadline and command.process.poll() is None, command.said
+        time.sleep(0.001)
+    learner.suspend()
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder, if it is there."""
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind that the commands have recorded."""
+    return [record for record in read_records(run_dir / "events.jsonl") if record["kind"] == kind]
+
+
+def ready(run_dir: Path) -> list[str]:
+    """Which services have come up."""
+    return [record["service"] for record in of_kind(run_dir, "ready")]
 
 
 def test_a_run_survives_the_death_of_each_service(start: Start, folder: Path, policy: Path) -> None:

@@ -86,6 +86,22 @@ def test_the_summary_is_complete_and_consistent(run: Finished) -> None:
     assert s["restarts"] == 0
 
 
+def test_what_a_person_looks_at_is_there(run: Finished) -> None:
+    assert run.summary["finished"]
+    assert run.summary["peak_memory_bytes"] < 4 * 2**30
+    assert "Before training" in (run.folder / "samples.md").read_text()
+    assert (run.folder / "curves.png").stat().st_size > 10_000
+
+
+def test_no_readable_file_of_a_run_holds_its_password(run: Finished) -> None:
+    secret = (run.folder / "redis" / "url").read_text().split(":")[2].partition("@")[0]
+    files = [
+        f for f in run.folder.rglob("*") if f.is_file() and f.parent.name != "redis" and f.suffix != ".safetensors"
+    ]
+    assert len(files) > 10
+    assert [f for f in files if secret.encode() in f.read_bytes()] == []
+
+
 def test_there_is_one_line_of_metrics_a_step(run: Finished) -> None:
     assert [record["step"] for record in run.steps] == list(range(STEPS))
     assert all(np.isfinite(record["learner"]["loss"]) for record in run.steps)
