@@ -1,13 +1,22 @@
 """`bapo` on what real actors made: against a slow literal version, its bound, and in the running service."""
 
+import random
 from collections import Counter
 
+import msgspec
 import pytest
+import redis
 
+from services.replay import transitions
+from services.replay.policies import get_policy
+from services.replay.state import Transaction
 from shared.config import build
 from shared.messages import AGAIN, TRAIN, GroupHeader
 from shared.prompts import order as data_order
+from shared.streams import Keys
+from shared.versions import Version
 from tests.replay.answered import QUESTIONS, Answered
+from tests.replay.peers import Questions, header_for
 from tests.replay.recording import Recording
 from tests.replay.test_service import check_the_run, run_to_the_end
 
@@ -119,6 +128,30 @@ async def test_a_run_with_crashes_asks_every_round_once_and_keeps_the_lag(
     assert c.generated == 20 * config.learner.batch + c.regenerated == c.trained + c.filtered
     assert not state.tasks and not state.fresh
     assert steps[-1]["groups_regenerated"] == c.regenerated
+
+
+def test_a_failed_task_is_not_asked_again_when_no_step_would_take_its_group():
+    recording = Recording()
+    config = settings(recording, ask_again_every=1, select=1, max_lag=1)
+    run = Answered(config, recording)
+    for seen in run.play(STEPS - 2):
+        assert seen.step < STEPS
+    state, pipe = run.state, redis.Redis().pipeline()  # connects to nothing
+    tx, policy = Transaction(state, Keys("answered"), pipe), get_policy("bapo")
+    state.counters.step = STEPS - 2
+    transitions.issue_tasks(config, state, tx, policy, Questions(QUESTIONS), None)
+    [task] = [task for task in state.tasks.values() if task.kind == AGAIN]
+
+    def fails(attempt: int) -> None:
+        header = header_for(task, random.Random(0), Version(0, task.min_version), failed=True)
+        transitions.group_arrived(config, state, tx, policy, msgspec.structs.replace(header, attempt=attempt))
+
+    fails(0)
+    assert state.tasks[task.id].attempt == 1, "the last step is still to come"
+    state.counters.step = STEPS - 1
+    fails(1)
+    assert task.id not in state.tasks and state.counters.lost == 0
+    pipe.reset()
 
 
 async def test_the_default_policy_asks_nothing_again(make_config):

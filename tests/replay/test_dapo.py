@@ -9,7 +9,9 @@ from shared.cancellation import stop
 from shared.config import build
 from shared.errors import UserError
 from shared.streams import Keys
+from tests.replay.answered import Answered
 from tests.replay.peers import PeerActor, PeerLearner, client_of
+from tests.replay.recording import Recording
 from tests.replay.test_service import check_the_run, new_replay, run_to_the_end
 
 
@@ -77,3 +79,34 @@ async def test_a_step_that_finds_no_spread_ends_the_run_with_a_sentence_and_can_
     assert [batch.step for _, batch in learner.trained] == [0, 1, 2]
     state = await Store(client_of(url), Keys(config.run.name)).load(now=0.0)
     assert state.counters.trained == 12 and state.counters.refilled_in_step == 0
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_200_steps_equal_a_literal_version(max_lag):
+    recording = Recording()
+    steps, b = 200, recording.batch
+    replay = {"policy": "dapo", "max_lag": max_lag, "max_refill_rounds": 1000}
+    config = build(
+        {
+            "run": {"steps": steps},
+            "learner": {"batch": b},
+            "replay": replay,
+            "rollout": {"group_size": recording.group_size},
+        }
+    )
+    run = Answered(config, recording, seed=max_lag)
+    trained: list[str] = []
+    for seen in run.play(steps):
+        version = {header.id: header.version_min.number for header in run.headers.values()}
+        assert len(seen.batch.fresh) == b and not seen.batch.replay and not seen.batch.left_out and not seen.after
+        for id in seen.batch.fresh:
+            assert len({r for r in run.headers[id].rewards if r is not None}) > 1, "the bound"
+            assert 0 <= seen.step - version[id] <= max_lag
+        if max_lag == 0:  # the prompts in their order, those without a spread passed over
+            spread = [f"t{n:08d}" for n in range(len(run.headers)) if any(run.headers[f"t{n:08d}"].signs)]
+            assert sorted(seen.batch.fresh) == spread[len(trained) : len(trained) + b]
+        trained += seen.batch.fresh
+    c = run.state.counters
+    assert len(set(trained)) == len(trained) == steps * b
+    assert c.refilled == c.filtered == len(run.headers) - len(trained) > steps
+    assert {id for id, header in run.headers.items() if any(header.signs)} == set(trained), "none is lost"
