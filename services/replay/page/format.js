@@ -3,7 +3,8 @@
 export const DASH = "–";
 const known = (x) => typeof x === "number" && Number.isFinite(x);
 
-export const number = (x, digits = 3) => (known(x) ? x.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : DASH);
+export const number = (x, digits = 3) =>
+  known(x) ? x.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : DASH;
 export const percent = (x) => (known(x) ? `${(100 * x).toFixed(1)} %` : DASH);
 
 // Three figures, with an exponent only where zeros would have to be counted.
@@ -12,7 +13,10 @@ export function small(x) {
   if (x === 0) return "0";
   const size = Math.abs(x);
   if (size >= 1000 || size < 1e-4) return x.toExponential(1).replace("e-", "e−").replace("e+", "e");
-  return x.toPrecision(size < 0.001 ? 2 : 3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+  return x
+    .toPrecision(size < 0.001 ? 2 : 3)
+    .replace(/(\.\d*?)0+$/, "$1")
+    .replace(/\.$/, "");
 }
 
 export function clock(seconds) {
@@ -29,7 +33,7 @@ export function bytes(x) {
   return x >= 2 ** 20 ? `${Math.round(x / 2 ** 20)} MiB` : `${Math.round(x / 1024)} KiB`;
 }
 
-export const version = (v) => (Array.isArray(v) ? v.join(".") : v ?? DASH);
+export const version = (v) => (Array.isArray(v) ? v.join(".") : (v ?? DASH));
 export const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
 export const mean = (values) => {

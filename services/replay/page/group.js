@@ -7,6 +7,8 @@ import { readPayload, readReference } from "/page/payload.js";
 import { RolloutView, SHADES } from "/page/rollout.js";
 import { Numbers, Tokenizer } from "/page/tokenizer.js";
 
+const NO_TOKENIZER =
+  "There is no tokenizer.json at model.path on the machine of the replay service: token ids are shown, not text.";
 const tokenizerFile = asker("/tokenizer.json");
 let tokenizer = null; // read once: it is large and does not change while a run lasts
 
@@ -31,7 +33,10 @@ export class GroupView {
     try {
       const path = `/groups/${encodeURIComponent(id)}`;
       const [about, raw, reference, words] = await Promise.all([
-        json(path), bytes(`${path}/payload`), orNull(bytes(`${path}/reference`)), theTokenizer(),
+        json(path),
+        bytes(`${path}/payload`),
+        orNull(bytes(`${path}/reference`)),
+        theTokenizer(),
       ]);
       if (this.id !== id) return; // another one was opened meanwhile
       const group = readPayload(raw);
@@ -49,24 +54,44 @@ export class GroupView {
 
   draw(about, group, lRef, words) {
     const reader = words ?? new Numbers();
-    this.views = group.rollouts.map((rollout) => new RolloutView(rollout, { group, lRef, reader, header: about.header, says: (text) => this.token(text) }));
+    this.views = group.rollouts.map(
+      (rollout) =>
+        new RolloutView(rollout, { group, lRef, reader, header: about.header, says: (text) => this.token(text) }),
+    );
     const parts = [head(about.id, about.header), facts(about, group), prompt(about, group, reader)];
-    if (!words) parts.push(el("p", { class: "status lost" }, "There is no tokenizer.json at model.path on the machine of the replay service: token ids are shown instead of text."));
-    this.root.replaceChildren(...parts, this.controls(lRef), el("div", { class: "rollouts" }, ...this.views.map((view) => view.element)));
+    if (!words) parts.push(el("p", { class: "status lost" }, NO_TOKENIZER));
+    this.root.replaceChildren(
+      ...parts,
+      this.controls(lRef),
+      el("div", { class: "rollouts" }, ...this.views.map((view) => view.element)),
+    );
     this.views[0]?.element.setAttribute("open", "");
     this.shadeBy(this.shade in SHADES && (lRef || !SHADES[this.shade].reference) ? this.shade : "probability");
     this.root.focus({ preventScroll: true });
   }
 
   controls(lRef) {
-    const options = Object.entries(SHADES).filter(([, s]) => lRef || !s.reference).map(([key, s]) => el("option", { value: key, selected: key === this.shade }, s.name));
+    const options = Object.entries(SHADES)
+      .filter(([, s]) => lRef || !s.reference)
+      .map(([key, s]) => el("option", { value: key, selected: key === this.shade }, s.name));
     const select = el("select", { id: "shade", onchange: (e) => this.shadeBy(e.target.value) }, ...options);
     const steps = Array.from({ length: 10 }, (_, i) => el("i", { class: `h${i}` }));
     this.ends = [el("span"), el("span")];
-    this.says = el("p", { class: "token-says", "aria-live": "polite" }, "Point at a token, or walk with the arrow keys inside a text, to read its figures.");
+    this.says = el(
+      "p",
+      { "class": "token-says", "aria-live": "polite" },
+      "Point at a token, or walk with the arrow keys inside a text, to read its figures.",
+    );
     const unfold = el("button", { type: "button", onclick: () => this.unfold() }, "Unfold all");
-    return el("div", { class: "controls" }, el("label", { class: "field" }, "Shade tokens by", select),
-      el("span", { class: "scale", "aria-hidden": "true" }, this.ends[0], el("span", {}, ...steps), this.ends[1]), el("span", { class: "grow" }), unfold, this.says);
+    return el(
+      "div",
+      { class: "controls" },
+      el("label", { class: "field" }, "Shade tokens by", select),
+      el("span", { "class": "scale", "aria-hidden": "true" }, this.ends[0], el("span", {}, ...steps), this.ends[1]),
+      el("span", { class: "grow" }),
+      unfold,
+      this.says,
+    );
   }
 
   unfold() {
@@ -88,7 +113,13 @@ export class GroupView {
 
 function head(id, header) {
   const source = header?.data_source ? el("span", { class: "quiet" }, `from ${header.data_source}`) : null;
-  return el("div", { class: "group-head" }, el("a", { href: "#", class: "back" }, "← all groups"), el("h1", { id: "group-title" }, id), source);
+  return el(
+    "div",
+    { class: "group-head" },
+    el("a", { href: "#", class: "back" }, "← all groups"),
+    el("h1", { id: "group-title" }, id),
+    source,
+  );
 }
 
 function facts(about, group) {
@@ -119,8 +150,16 @@ function facts(about, group) {
 function prompt(about, group, reader) {
   const truth = about.task?.ground_truth ?? [];
   const text = reader.pieces(group.prompt).join("");
-  return el("section", { class: "card" },
-    el("div", { class: "head" }, el("h2", {}, "Prompt"), el("span", { class: "quiet" }, count(group.prompt.length, "token")),
-      truth.length ? el("span", {}, `expected: ${truth.join(" | ")}`) : null),
-    el("div", { class: "prompt-text", id: "prompt", tabindex: 0 }, text));
+  return el(
+    "section",
+    { class: "card" },
+    el(
+      "div",
+      { class: "head" },
+      el("h2", {}, "Prompt"),
+      el("span", { class: "quiet" }, count(group.prompt.length, "token")),
+      truth.length ? el("span", {}, `expected: ${truth.join(" | ")}`) : null,
+    ),
+    el("div", { class: "prompt-text", id: "prompt", tabindex: 0 }, text),
+  );
 }

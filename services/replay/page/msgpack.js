@@ -44,18 +44,42 @@ export function decode(buffer) {
     if (type < 0xc0) return string(type & 31);
     if (type >= 0xe0) return type - 256;
     switch (type) {
-      case 0xc0: return null;
-      case 0xc2: return false;
-      case 0xc3: return true;
-      case 0xc4: case 0xc5: case 0xc6: return bytes(uint(1 << (type - 0xc4)));
-      case 0xca: return view.getFloat32(take(4));
-      case 0xcb: return view.getFloat64(take(8));
-      case 0xcc: case 0xcd: case 0xce: case 0xcf: return uint(1 << (type - 0xcc));
-      case 0xd0: case 0xd1: case 0xd2: case 0xd3: return int(1 << (type - 0xd0));
-      case 0xd9: case 0xda: case 0xdb: return string(uint(1 << (type - 0xd9)));
-      case 0xdc: case 0xdd: return array(uint(type === 0xdc ? 2 : 4), depth);
-      case 0xde: case 0xdf: return map(uint(type === 0xde ? 2 : 4), depth);
-      default: throw new Error(`byte ${type} begins nothing that is known here`);
+      case 0xc0:
+        return null;
+      case 0xc2:
+        return false;
+      case 0xc3:
+        return true;
+      case 0xc4:
+      case 0xc5:
+      case 0xc6:
+        return bytes(uint(1 << (type - 0xc4)));
+      case 0xca:
+        return view.getFloat32(take(4));
+      case 0xcb:
+        return view.getFloat64(take(8));
+      case 0xcc:
+      case 0xcd:
+      case 0xce:
+      case 0xcf:
+        return uint(1 << (type - 0xcc));
+      case 0xd0:
+      case 0xd1:
+      case 0xd2:
+      case 0xd3:
+        return int(1 << (type - 0xd0));
+      case 0xd9:
+      case 0xda:
+      case 0xdb:
+        return string(uint(1 << (type - 0xd9)));
+      case 0xdc:
+      case 0xdd:
+        return array(uint(type === 0xdc ? 2 : 4), depth);
+      case 0xde:
+      case 0xdf:
+        return map(uint(type === 0xde ? 2 : 4), depth);
+      default:
+        throw new Error(`byte ${type} begins nothing that is known here`);
     }
   }
   return value(0);

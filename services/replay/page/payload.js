@@ -7,7 +7,8 @@ const SCHEMA = 1;
 export function readPayload(buffer) {
   const map = decode(buffer);
   if (!(map instanceof Map)) throw new Error("it is not a payload");
-  if (map.get("schema") !== SCHEMA) throw new Error(`it has schema ${map.get("schema")}, this page reads schema ${SCHEMA}`);
+  if (map.get("schema") !== SCHEMA)
+    throw new Error(`it has schema ${map.get("schema")}, this page reads schema ${SCHEMA}`);
   const ints = (name) => typed(map, name, Int32Array);
   const group = {
     id: map.get("id"),
@@ -21,8 +22,10 @@ export function readPayload(buffer) {
   group.mask = bits(map.get("mask"), group.tokens.length);
   const trained = group.mask.reduce((a, b) => a + b, 0);
   const total = group.lengths.reduce((a, b) => a + b, 0);
-  if (total !== group.tokens.length) throw new Error(`its lengths add up to ${total}, not to its ${group.tokens.length} tokens`);
-  if (trained !== group.lGen.length) throw new Error(`it has ${group.lGen.length} log-probabilities for ${trained} tokens`);
+  if (total !== group.tokens.length)
+    throw new Error(`its lengths add up to ${total}, not to its ${group.tokens.length} tokens`);
+  if (trained !== group.lGen.length)
+    throw new Error(`it has ${group.lGen.length} log-probabilities for ${trained} tokens`);
   group.versions = versions(ints("version_runs"), trained);
   group.rollouts = rollouts(group, ints("turns"));
   return group;
@@ -40,7 +43,8 @@ function typed(map, name, Kind) {
 }
 
 function bits(raw, n) {
-  if (!(raw instanceof Uint8Array) || raw.length !== Math.ceil(n / 8)) throw new Error("its mask does not fit its tokens");
+  if (!(raw instanceof Uint8Array) || raw.length !== Math.ceil(n / 8))
+    throw new Error("its mask does not fit its tokens");
   const out = new Uint8Array(n);
   for (let i = 0; i < n; i++) out[i] = (raw[i >> 3] >> (7 - (i & 7))) & 1;
   return out;
@@ -62,9 +66,18 @@ function versions(runs, trained) {
 function rollouts(group, turns) {
   const sampled = Array.from(group.lengths, () => []);
   for (let i = 0; i + 2 < turns.length; i += 3) sampled[turns[i]]?.push([turns[i + 1], turns[i + 2]]);
-  let first = 0, firstTrained = 0;
+  let first = 0,
+    firstTrained = 0;
   return Array.from(group.lengths, (length, index) => {
-    const made = { index, first, length, firstTrained, pieces: [], trained: 0, documents: group.documents[index] ?? [] };
+    const made = {
+      index,
+      first,
+      length,
+      firstTrained,
+      pieces: [],
+      trained: 0,
+      documents: group.documents[index] ?? [],
+    };
     let at = 0;
     for (const [start, end] of sampled[index].sort((a, b) => a[0] - b[0])) {
       if (start > at) made.pieces.push({ sampled: false, start: at, end: start });

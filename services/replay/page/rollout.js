@@ -1,16 +1,34 @@
-// One rollout: what the policy sampled, token by token, and what the environment put between, greyed: it is masked out of
-// the loss. Drawn when it is first unfolded.
+// One rollout: what the policy sampled, token by token, and what the environment put between, greyed: it is masked out
+// of the loss. Drawn when it is first unfolded.
 
 import { el } from "/page/dom.js";
 import { count, number, percent, small } from "/page/format.js";
 
-// Each gives 0 to 9 for a token: l is log p under the engine, r under the trainer at the first training (or null), A the advantage.
+// Each gives 0 to 9 for a token: l is log p under the engine, r under the trainer at the first training (or null), A
+// the advantage.
 const tenth = (x) => Math.max(0, Math.min(9, Math.floor(10 * x)));
 export const SHADES = {
   probability: { name: "probability", low: "sure", high: "surprising", of: (l) => tenth(-Math.expm1(l)) },
-  headroom: { name: "Headroom", low: "nothing left to learn", high: "much left", of: (l, r, A) => (A === 0 ? 0 : tenth(A > 0 ? -Math.expm1(r ?? l) : Math.exp(r ?? l))) },
-  trainer: { name: "the trainer's probability", reference: true, low: "sure", high: "surprising", of: (l, r) => tenth(-Math.expm1(r)) },
-  gap: { name: "trainer against engine", reference: true, low: "the same", high: "a nat apart", of: (l, r) => tenth(Math.abs(l - r)) },
+  headroom: {
+    name: "Headroom",
+    low: "nothing left to learn",
+    high: "much left",
+    of: (l, r, A) => (A === 0 ? 0 : tenth(A > 0 ? -Math.expm1(r ?? l) : Math.exp(r ?? l))),
+  },
+  trainer: {
+    name: "the trainer's probability",
+    reference: true,
+    low: "sure",
+    high: "surprising",
+    of: (l, r) => tenth(-Math.expm1(r)),
+  },
+  gap: {
+    name: "trainer against engine",
+    reference: true,
+    low: "the same",
+    high: "a nat apart",
+    of: (l, r) => tenth(Math.abs(l - r)),
+  },
   none: { name: "nothing", low: "", high: "", of: () => 0 },
 };
 const SHORT = 160;
@@ -28,17 +46,36 @@ export class RolloutView {
   }
 
   sampledText() {
-    return this.rollout.pieces.filter((p) => p.sampled).map((p) => this.words.slice(p.start, p.end).join("")).join("\n");
+    return this.rollout.pieces
+      .filter((p) => p.sampled)
+      .map((p) => this.words.slice(p.start, p.end).join(""))
+      .join("\n");
   }
 
   summary() {
-    const { index, trained, length } = this.rollout, h = this.header, text = this.sampledText();
+    const { index, trained, length } = this.rollout,
+      h = this.header,
+      text = this.sampledText();
     const answer = [...text.matchAll(/<answer>(.*?)<\/answer>/gs)].at(-1)?.[1].trim();
     const queries = matches(text, "search");
-    const said = [queries.length ? `searched ${queries.map((q) => `“${cut(q, 60)}”`).join(", ")}` : "", answer === undefined ? "no answer" : `answered “${cut(answer, 80)}”`];
+    const said = [
+      queries.length ? `searched ${queries.map((q) => `“${cut(q, 60)}”`).join(", ")}` : "",
+      answer === undefined ? "no answer" : `answered “${cut(answer, 80)}”`,
+    ];
     const parts = [el("b", {}, `${index + 1} of ${this.group.rollouts.length}`)];
-    if (h) parts.push(el("span", h.correct[index] ? { class: "right" } : { class: "quiet" }, h.correct[index] ? "✓ right" : "✗ wrong"), el("span", {}, `reward ${h.rewards[index] === null ? "none" : number(h.rewards[index], 2)}`));
-    parts.push(el("span", {}, `A ${signed(this.group.advantages[index])}`), el("span", { class: "quiet" }, `${trained} of ${count(length, "token")} trained`));
+    if (h)
+      parts.push(
+        el(
+          "span",
+          h.correct[index] ? { class: "right" } : { class: "quiet" },
+          h.correct[index] ? "✓ right" : "✗ wrong",
+        ),
+        el("span", {}, `reward ${h.rewards[index] === null ? "none" : number(h.rewards[index], 2)}`),
+      );
+    parts.push(
+      el("span", {}, `A ${signed(this.group.advantages[index])}`),
+      el("span", { class: "quiet" }, `${trained} of ${count(length, "token")} trained`),
+    );
     if (h && h.statuses[index] !== "finished") parts.push(el("span", {}, h.statuses[index].replace("_", " ")));
     return el("summary", {}, ...parts, el("span", { class: "said" }, said.filter(Boolean).join(", ")));
   }
@@ -46,9 +83,12 @@ export class RolloutView {
   unfold() {
     if (this.spans.length || this.body) return;
     const { rollout, group } = this;
-    let trained = rollout.firstTrained, turn = 0, search = 0;
+    let trained = rollout.firstTrained,
+      turn = 0,
+      search = 0;
     const pieces = rollout.pieces.map((piece) => {
-      const spans = [], from = trained;
+      const spans = [],
+        from = trained;
       for (let i = piece.start; i < piece.end; i++) {
         const masked = !group.mask[rollout.first + i];
         const span = el("span", { class: masked ? "t masked" : "t" }, this.words[i]);
@@ -60,8 +100,13 @@ export class RolloutView {
       }
       const versions = [...new Set(group.versions.slice(from, trained))];
       const label = piece.sampled ? sampledLabel(++turn, piece, versions) : this.retrievedLabel(piece, search++);
-      const text = el("div", { class: "text", tabindex: 0, role: "group", "aria-label": label[0] }, ...spans);
-      return el("div", { class: piece.sampled ? "piece" : "piece masked" }, el("div", { class: "label" }, ...label.map((part) => el("span", {}, part))), text);
+      const text = el("div", { "class": "text", "tabindex": 0, "role": "group", "aria-label": label[0] }, ...spans);
+      return el(
+        "div",
+        { class: piece.sampled ? "piece" : "piece masked" },
+        el("div", { class: "label" }, ...label.map((part) => el("span", {}, part))),
+        text,
+      );
     });
     this.body = el("div", { class: "body" }, ...pieces);
     this.body.addEventListener("pointerover", (e) => e.target.dataset.i && this.here(Number(e.target.dataset.i)));
@@ -73,7 +118,9 @@ export class RolloutView {
   retrievedLabel(piece, search) {
     const documents = this.rollout.documents[search] ?? [];
     const query = matches(this.sampledText(), "search")[search];
-    const parts = [documents.length ? `retrieved${query ? ` for “${cut(query, SHORT)}”` : ""}` : "said by the environment"];
+    const parts = [
+      documents.length ? `retrieved${query ? ` for “${cut(query, SHORT)}”` : ""}` : "said by the environment",
+    ];
     if (documents.length) parts.push(`${documents.length === 1 ? "passage" : "passages"} ${documents.join(", ")}`);
     return [...parts, count(piece.end - piece.start, "token"), "masked, not trained on"];
   }
@@ -96,7 +143,8 @@ export class RolloutView {
     const { id, at } = this.figures[i];
     const token = `${JSON.stringify(this.words[i])} id ${id}`;
     if (at < 0) return this.says(`${token}, masked`);
-    const l = this.group.lGen[at], r = this.lRef?.[at];
+    const l = this.group.lGen[at],
+      r = this.lRef?.[at];
     const trainer = r === undefined ? "" : `, trainer p ${percent(Math.exp(r))}, difference ${small(r - l)} nats`;
     this.says(`${token}, p ${percent(Math.exp(l))}${trainer}, weights ${this.group.versions[at]}`);
   }
@@ -112,7 +160,11 @@ export class RolloutView {
   }
 }
 
-const sampledLabel = (turn, piece, versions) => [`turn ${turn}, sampled`, count(piece.end - piece.start, "token"), versions.length ? `weights ${versions.join(", ")}` : "not trained on"];
+const sampledLabel = (turn, piece, versions) => [
+  `turn ${turn}, sampled`,
+  count(piece.end - piece.start, "token"),
+  versions.length ? `weights ${versions.join(", ")}` : "not trained on",
+];
 const matches = (text, tag) => [...text.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, "gs"))].map((m) => m[1].trim());
 const cut = (text, n) => (text.length > n ? `${text.slice(0, n)}…` : text);
 const signed = (x) => (x > 0 ? `+${number(x, 2)}` : x < 0 ? `−${number(-x, 2)}` : "0");

@@ -1,10 +1,18 @@
-// Headroom against Drift, one point a group, with the gate; below it, which share of the measured groups each gate lets in.
+// Headroom against Drift, one point a group, with the gate; below it, which share of the measured groups each gate
+// lets in.
 
 import { byId, setText } from "/page/dom.js";
 import { count, number, percent, small } from "/page/format.js";
 
-const LEFT = 44, RIGHT = 14, TOP = 24, SHARE = 52, GAP = 30, FOOT = 34, NEVER = 58;
-const REFUSED = 1, ACCEPTED = 2;
+const LEFT = 44,
+  RIGHT = 14,
+  TOP = 24,
+  SHARE = 52,
+  GAP = 30,
+  FOOT = 34,
+  NEVER = 58;
+const REFUSED = 1,
+  ACCEPTED = 2;
 
 export class Scatter {
   constructor(open) {
@@ -32,7 +40,8 @@ export class Scatter {
     const measured = groups.drift.filter((d) => d !== null);
     const inside = measured.filter((d) => d <= tau).length;
     const gate = tau === null ? "" : `, ${inside} of them within tau ${small(tau)}`;
-    const says = `${count(groups.total, "stored group")}, ${measured.length} with a measured Drift${gate}. The table below lists them.`;
+    const measures = `${measured.length} with a measured Drift${gate}`;
+    const says = `${count(groups.total, "stored group")}, ${measures}. The table below lists them.`;
     this.canvas.setAttribute("aria-label", groups.id.length ? says : "No group is stored yet.");
   }
 
@@ -46,7 +55,8 @@ export class Scatter {
   }
 
   layout() {
-    const width = this.canvas.clientWidth, height = this.canvas.clientHeight;
+    const width = this.canvas.clientWidth,
+      height = this.canvas.clientHeight;
     const [low, high] = this.domain();
     const left = LEFT + (this.groups.drift.includes(null) ? NEVER : 0);
     const bottom = height - FOOT - SHARE - GAP;
@@ -155,7 +165,8 @@ export class Scatter {
   share(c, l, colour) {
     const drifts = this.groups.drift.filter((d) => d !== null).sort((a, b) => a - b);
     if (!drifts.length) return;
-    const base = l.height - FOOT, top = base - SHARE;
+    const base = l.height - FOOT,
+      top = base - SHARE;
     line(c, colour.line, l.left, base, l.right, base);
     line(c, colour.line, l.left, top, l.right, top);
     c.beginPath();
@@ -178,7 +189,8 @@ export class Scatter {
   nearest(x, y, within = 14) {
     if (!this.groups) return -1;
     const l = this.layout();
-    let best = -1, least = within * within;
+    let best = -1,
+      least = within * within;
     for (let i = 0; i < this.groups.id.length; i++) {
       const [px, py] = this.position(i, l);
       const d = (px - x) ** 2 + (py - y) ** 2;
@@ -192,8 +204,11 @@ export class Scatter {
     this.at = i;
     this.tip.hidden = i < 0;
     if (i >= 0) {
-      const g = this.groups, [x, y] = this.position(i);
-      setText(this.tip, `${g.id[i]}\nHeadroom ${number(g.headroom[i])}, Drift ${small(g.drift[i])}\n${count(g.step - g.stored[i], "step")} old, replayed ${count(g.uses[i], "time")}`);
+      const g = this.groups;
+      const [x, y] = this.position(i);
+      const scores = `Headroom ${number(g.headroom[i])}, Drift ${small(g.drift[i])}`;
+      const past = `${count(g.step - g.stored[i], "step")} old, replayed ${count(g.uses[i], "time")}`;
+      setText(this.tip, [g.id[i], scores, past].join("\n"));
       const width = this.tip.offsetWidth;
       this.tip.style.left = `${x + 14 + width > this.canvas.clientWidth ? Math.max(0, x - 14 - width) : x + 14}px`;
       this.tip.style.top = `${Math.max(0, y - 20)}px`;
@@ -215,7 +230,8 @@ export class Scatter {
 
 // What a gate at `other` would have let in, in a sentence.
 export function whatIf(groups, other, tau) {
-  const within = (marked) => groups.drift.filter((d, i) => d !== null && d <= other && (!marked || groups.mark[i])).length;
+  const within = (marked) =>
+    groups.drift.filter((d, i) => d !== null && d <= other && (!marked || groups.mark[i])).length;
   const scanned = groups.mark.filter((mark, i) => mark && groups.drift[i] !== null).length;
   const measured = groups.drift.filter((d) => d !== null).length;
   if (!measured) return "No Drift has been measured yet.";

@@ -6,16 +6,59 @@ import { count, number, small } from "/page/format.js";
 const AT_ONCE = 600; // rows; more are shown on demand
 const COLUMNS = [
   { key: "id", name: "group", text: (g, i) => g.id[i], sort: (g, i) => g.id[i], up: true },
-  { key: "age", name: "age", says: "steps since it was stored", text: (g, i) => g.step - g.stored[i], sort: (g, i) => g.step - g.stored[i], up: true },
-  { key: "headroom", name: "Headroom", says: "as last measured", text: (g, i) => number(g.headroom[i]), sort: (g, i) => g.headroom[i] },
-  { key: "headroom_ref", name: "at first", says: "Headroom when it was stored", text: (g, i) => number(g.headroom_ref[i]), sort: (g, i) => g.headroom_ref[i], narrow: true },
-  { key: "drift", name: "Drift", says: "as last measured", text: (g, i) => small(g.drift[i]), sort: (g, i) => g.drift[i] },
+  {
+    key: "age",
+    name: "age",
+    says: "steps since it was stored",
+    text: (g, i) => g.step - g.stored[i],
+    sort: (g, i) => g.step - g.stored[i],
+    up: true,
+  },
+  {
+    key: "headroom",
+    name: "Headroom",
+    says: "as last measured",
+    text: (g, i) => number(g.headroom[i]),
+    sort: (g, i) => g.headroom[i],
+  },
+  {
+    key: "headroom_ref",
+    name: "at first",
+    says: "Headroom when it was stored",
+    text: (g, i) => number(g.headroom_ref[i]),
+    sort: (g, i) => g.headroom_ref[i],
+    narrow: true,
+  },
+  {
+    key: "drift",
+    name: "Drift",
+    says: "as last measured",
+    text: (g, i) => small(g.drift[i]),
+    sort: (g, i) => g.drift[i],
+  },
   { key: "uses", name: "replayed", says: "how often", text: (g, i) => g.uses[i], sort: (g, i) => g.uses[i] },
-  { key: "right", name: "right", says: "rollouts with the right answer, of the scored ones", text: (g, i) => `${g.right[i]} / ${g.scored[i]}`, sort: (g, i) => g.right[i] / (g.scored[i] || 1) },
-  { key: "tokens", name: "tokens", says: "trained on", text: (g, i) => g.tokens[i].toLocaleString("en"), sort: (g, i) => g.tokens[i], narrow: true },
+  {
+    key: "right",
+    name: "right",
+    says: "rollouts with the right answer, of the scored ones",
+    text: (g, i) => `${g.right[i]} / ${g.scored[i]}`,
+    sort: (g, i) => g.right[i] / (g.scored[i] || 1),
+  },
+  {
+    key: "tokens",
+    name: "tokens",
+    says: "trained on",
+    text: (g, i) => g.tokens[i].toLocaleString("en"),
+    sort: (g, i) => g.tokens[i],
+    narrow: true,
+  },
 ];
 const DOTS = ["passed", "refused", "accepted"];
-const MARKS = ["not scanned in the last step", "scanned in the last step and not replayed", "replayed in the last step"];
+const MARKS = [
+  "not scanned in the last step",
+  "scanned in the last step and not replayed",
+  "replayed in the last step",
+];
 
 export class Table {
   constructor(open) {
@@ -45,7 +88,8 @@ export class Table {
   }
 
   chosen() {
-    const g = this.groups, find = byId("groups-find").value.trim().toLowerCase();
+    const g = this.groups,
+      find = byId("groups-find").value.trim().toLowerCase();
     const keep = {
       all: () => true,
       accepted: (i) => g.mark[i] === 2,
@@ -66,7 +110,8 @@ export class Table {
 
   draw() {
     if (!this.groups) return;
-    const rows = this.chosen(), shown = rows.slice(0, this.limit);
+    const rows = this.chosen(),
+      shown = rows.slice(0, this.limit);
     this.heads.forEach((head, i) => {
       if (COLUMNS[i] === this.sort.column) head.setAttribute("aria-sort", this.sort.up ? "ascending" : "descending");
       else head.removeAttribute("aria-sort");
@@ -81,18 +126,43 @@ export class Table {
     const here = this.find(this.current);
     if (here) here.tabIndex = 0;
     if (focused && here) here.focus({ preventScroll: true });
-    const g = this.groups, all = g.total > g.id.length ? `the ${g.id.length.toLocaleString("en")} of highest Headroom of ${g.total.toLocaleString("en")}` : count(g.total, "group");
+    const g = this.groups,
+      all =
+        g.total > g.id.length
+          ? `the ${g.id.length.toLocaleString("en")} of highest Headroom of ${g.total.toLocaleString("en")}`
+          : count(g.total, "group");
     setText(byId("groups-count"), rows.length === g.id.length ? all : `${rows.length.toLocaleString("en")} of ${all}`);
   }
 
   row(i) {
     const g = this.groups;
-    const cells = COLUMNS.map((column, k) => el("td", { class: classes(column) }, ...(k ? [] : [el("i", { class: `dot ${DOTS[g.mark[i]]}`, title: MARKS[g.mark[i]] })]), column.text(g, i)));
-    return el("tr", { tabindex: -1, "data-id": g.id[i], "aria-label": `group ${g.id[i]}, ${MARKS[g.mark[i]]}` }, ...cells);
+    const cells = COLUMNS.map((column, k) =>
+      el(
+        "td",
+        { class: classes(column) },
+        ...(k ? [] : [el("i", { class: `dot ${DOTS[g.mark[i]]}`, title: MARKS[g.mark[i]] })]),
+        column.text(g, i),
+      ),
+    );
+    return el(
+      "tr",
+      { "tabindex": -1, "data-id": g.id[i], "aria-label": `group ${g.id[i]}, ${MARKS[g.mark[i]]}` },
+      ...cells,
+    );
   }
 
   more(total) {
-    const button = el("button", { type: "button", onclick: () => { this.limit = Infinity; this.draw(); } }, `Show all ${total.toLocaleString("en")}`);
+    const button = el(
+      "button",
+      {
+        type: "button",
+        onclick: () => {
+          this.limit = Infinity;
+          this.draw();
+        },
+      },
+      `Show all ${total.toLocaleString("en")}`,
+    );
     return el("tr", {}, el("td", { colspan: COLUMNS.length }, button));
   }
 
@@ -105,9 +175,17 @@ export class Table {
   }
 
   key(e) {
-    const rows = [...this.body.rows].filter((row) => row.dataset.id), at = rows.indexOf(document.activeElement);
+    const rows = [...this.body.rows].filter((row) => row.dataset.id),
+      at = rows.indexOf(document.activeElement);
     if (at < 0) return;
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1, PageDown: at + 15, PageUp: at - 15 }[e.key];
+    const to = {
+      ArrowDown: at + 1,
+      ArrowUp: at - 1,
+      Home: 0,
+      End: rows.length - 1,
+      PageDown: at + 15,
+      PageUp: at - 15,
+    }[e.key];
     if (e.key === "Enter") this.openRow(rows[at]);
     else if (to === undefined) return;
     else {
@@ -121,5 +199,6 @@ export class Table {
   }
 }
 
-const classes = (column) => [column.key === "id" ? "" : "n", column.narrow ? "narrow-off" : ""].join(" ").trim() || null;
+const classes = (column) =>
+  [column.key === "id" ? "" : "n", column.narrow ? "narrow-off" : ""].join(" ").trim() || null;
 const message = (text) => el("tr", {}, el("td", { colspan: COLUMNS.length, class: "empty" }, text));

@@ -1,5 +1,5 @@
-// Ids to text by a model's tokenizer.json: byte-level BPE, SentencePiece (Metaspace, byte fallback), WordPiece. A kind that
-// is not known here is shown as its token strings; without a file, ids are shown as numbers.
+// Ids to text by a model's tokenizer.json: byte-level BPE, SentencePiece (Metaspace, byte fallback), WordPiece. A kind
+// that is not known here is shown as its token strings; without a file, ids are shown as numbers.
 
 const utf8 = new TextEncoder();
 
@@ -52,11 +52,17 @@ export class Numbers {
 }
 
 function kindOf(file) {
-  const parts = (decoder) => (decoder?.type === "Sequence" ? decoder.decoders.flatMap(parts) : decoder ? [decoder] : []);
+  const parts = (decoder) =>
+    decoder?.type === "Sequence" ? decoder.decoders.flatMap(parts) : decoder ? [decoder] : [];
   const decoders = parts(file.decoder);
   const has = (type) => decoders.some((part) => part.type === type);
   if (has("ByteLevel")) return "bytes";
-  if (has("Metaspace") || has("ByteFallback") || decoders.some((d) => d.type === "Replace" && d.pattern?.String === "▁")) return "metaspace";
+  if (
+    has("Metaspace") ||
+    has("ByteFallback") ||
+    decoders.some((d) => d.type === "Replace" && d.pattern?.String === "▁")
+  )
+    return "metaspace";
   if (has("WordPiece") || file.model?.type === "WordPiece") return "wordpiece";
   return file.model?.type === "WordLevel" ? "words" : "strings";
 }
