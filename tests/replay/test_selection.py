@@ -3,6 +3,7 @@
 import random
 import tracemalloc
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -148,3 +149,10 @@ def test_the_index_takes_less_than_200_bytes_a_group():
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(buffer) == n and taken / n < 200  # measured: 198, ids included
+
+
+def test_a_row_from_before_the_columns_of_outcomes_loads():
+    old = {"id": "t1", "sequence": 3, "step": 1, "headroom_ref": 0.5, "headroom": 0.4, "drift": float("nan")}
+    loaded = msgspec.msgpack.decode(msgspec.msgpack.encode(old | {"uses": 2, "tokens": 9, "bytes": 80}), type=Row)
+    row_again = Buffer([loaded]).row("t1")
+    assert (row_again.uses, row_again.prompt, row_again.scored, row_again.advantage) == (2, -1, 0, 0.0)
