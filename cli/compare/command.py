@@ -81,9 +81,7 @@ def _print_plan(study: Any, made: dict[str, float]) -> None:
         config, done = runs[0].config, sum(r.name in made for r in runs)
         settings = ", ".join(f"{key} = {value}" for key, value in study.settings[arm].items())
         steps, b = config.run.steps, config.learner.batch
-        table.add_row(
-            arm, str(b), str(config.replay_groups), str(steps), str(steps * b), f"{done}/{len(runs)}", settings
-        )
+        table.add_row(arm, str(b), str(runs[0].wanted), str(steps), str(steps * b), f"{done}/{len(runs)}", settings)
     Console().print(table)
     groups = {r.name: r.config.run.steps * r.config.learner.batch for r in study.runs}
     pace = pace_of(groups, made) or head.group_seconds

@@ -61,4 +61,4 @@ def _figures(study: Study, run: Run, steps: int) -> RunFigures:
     records = [record for record in read_records(folder / METRICS) if record["step"] < steps]
     summary = json.loads((folder / SUMMARY).read_text())
     quality = evaluation.quality_of(study, run)
-    return figures_of(run.arm, run.seed, config.rollout.group_size, config.replay_groups, records, summary, quality)
+    return figures_of(run.arm, run.seed, config.rollout.group_size, run.wanted, records, summary, quality)

@@ -80,7 +80,7 @@ class StudyScreen:
     def _head(self) -> str:
         left = self.seconds_left()
         text = f"{len(self._took)} of {len(self._study.runs)} runs made"
-        return text + (f", about {clock(left)} left" if left is not None else "")
+        return text + (f", about {clock(left)} left" if left else "")
 
     def _draw(self, force: bool = False) -> None:
         if self._live is not None:
@@ -104,7 +104,7 @@ class StudyScreen:
         grid.add_row(
             Text(f"study {self._study.head.name}", style="bold cyan"),
             ProgressBar(total=total, completed=done, width=BAR_WIDTH),
-            Text(f"run {min(done + 1, total)} of {total}" + (f", {clock(left)} left" if left is not None else "")),
+            Text(f"run {min(done + 1, total)} of {total}" + (f", {clock(left)} left" if left else "")),
         )
         if self._run is not None:
             steps, trained = self._run.config.run.steps, self._view.trained if self._view else 0

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from services.replay.policies import get_policy, no_slots
 from shared.config import PATH_KEYS, Config, load
 from shared.errors import UserError
 
@@ -71,6 +72,12 @@ class Run:
     def name(self) -> str:
         """Of the run, and of its folder."""
         return self.config.run.name
+
+    @property
+    def wanted(self) -> int:
+        """K: how many stored groups a step may replay; 0 under a policy that replays none."""
+        policy = get_policy(self.config.replay.policy)
+        return 0 if policy.order is no_slots and policy.rollouts is None else self.config.replay_groups
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ def _config(file: Path, base: Path, arm: str, settings: Mapping[str, Any]) -> Co
             raise UserError(f"{file}, arm '{arm}': {key} is the study's own: see [study], or leave it away.")
     try:
         config = load(base, words, environ={})
+        get_policy(config.replay.policy)
     except UserError as error:
         said = str(error).removeprefix(f"{base}: ")
         raise UserError(f"{file}, arm '{arm}': {said}") from None
