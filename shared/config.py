@@ -33,7 +33,7 @@ PATH_KEYS = (
     "search.encoder",
     "weights.dir",
 )
-_NOT_SETTINGS = {CONFIG_FILE_VARIABLE, "HEADRACE_REQUIRE_VLLM", "HEADRACE_LOG"}
+_NOT_SETTINGS = {CONFIG_FILE_VARIABLE, "HEADRACE_REQUIRE_VLLM", "HEADRACE_LOG", "HEADRACE_GPUS"}
 
 
 class Config(settings.Section):

@@ -30,6 +30,7 @@ class Run(Section):
     steps: int = Field(default=100, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**31)
     metrics_host: str = "127.0.0.1"  # where actors and learner serve Prometheus metrics; 0.0.0.0 in containers
+    gpus: Literal["auto", "lease", "share"] = "auto"  # lease: a process claims GPUs of its own; auto: where there are 2
 
 
 class Model(Section):
