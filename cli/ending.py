@@ -53,6 +53,12 @@ def summary_table(run_dir: Path, s: dict[str, Any]) -> Table:
     return table
 
 
+def of_the_policy(s: dict[str, Any]) -> str:
+    """What only some policies do with groups."""
+    named = {"groups_filtered": "left untrained", "groups_regenerated": "of prompts asked again"}
+    return "".join(f", {_whole(s[key])} {what}" for key, what in named.items() if s.get(key))
+
+
 def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
     parts = s["learner_seconds"]
     restarts = f", {s['restarts']} restarts" if s["restarts"] else ""
@@ -63,7 +69,7 @@ def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
             "groups",
             f"{_whole(s['groups_generated'])} generated, {_whole(s['groups_trained'])} trained fresh, "
             f"{_whole(s['groups_replayed'])} replayed, {_whole(s['groups_lost'])} lost, "
-            f"{_whole(s['groups_trained_twice'])} trained twice",
+            f"{_whole(s['groups_trained_twice'])} trained twice{of_the_policy(s)}",
         ),
         (
             "learner idle share",

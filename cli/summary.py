@@ -69,6 +69,8 @@ def _groups(steps: Records) -> dict[str, Any]:
         "groups_generated": last.get("groups_generated"),
         "groups_trained": _total(steps, "fresh_groups"),
         "groups_replayed": _total(steps, "replay_groups"),
+        "groups_filtered": last.get("groups_filtered"),
+        "groups_regenerated": last.get("groups_regenerated"),
         "groups_lost": last.get("groups_lost"),
         "groups_failed": last.get("groups_failed"),
         "groups_trained_twice": last.get("groups_trained_twice"),

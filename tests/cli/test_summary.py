@@ -8,6 +8,7 @@ import pytest
 
 from cli import artefacts, ending
 from cli.curves import draw
+from cli.ending import of_the_policy
 from cli.samples import as_markdown, before_and_after
 from cli.summary import summarise
 
@@ -50,6 +51,12 @@ def records() -> list[dict]:
         {"kind": "finished", "time": 106.0, "step": 4},
         {"kind": "stopped", "time": 110.0, "seconds": 1.0},
     ]
+
+
+def test_what_only_some_policies_do_is_told_only_by_them() -> None:
+    assert of_the_policy({"groups_filtered": 0, "groups_regenerated": None}) == ""
+    summary = summarise([step(0, groups_filtered=9, groups_regenerated=4)])
+    assert of_the_policy(summary) == ", 9 left untrained, 4 of prompts asked again"
 
 
 def test_the_summary_has_every_figure() -> None:
