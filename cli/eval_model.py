@@ -15,10 +15,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.learner.model_files import find_model
 from shared import weights
 from shared.config import Config, load
 from shared.errors import UserError
+from shared.model_files import find_model
 from shared.versions import Version
 
 HELD = "model"

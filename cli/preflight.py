@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 from cli import local_redis, plan, ports
 from cli.prompt_lengths import PromptTokens
 from services.env_search.backend import IndexSpec, build_command
-from services.learner.model_files import find_model
 from services.replay.policies import get_policy
 from shared.config import Config
 from shared.errors import UserError
+from shared.model_files import find_model
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import wait_until_up
 

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import time
 
-from prometheus_client import Gauge, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge, start_http_server
 
 from shared.errors import UserError
 
@@ -23,9 +23,9 @@ def serve_metrics(port: int, host: str) -> int:
     return server.server_port
 
 
-async def watch_loop_lag(service: str, every_s: float = 0.5) -> None:
+async def watch_loop_lag(service: str, registry: CollectorRegistry = REGISTRY, every_s: float = 0.5) -> None:
     """Export how late the event loop runs its timers: a blocked loop shows here before it hangs anything."""
-    gauge = _lag_gauge(service)
+    gauge = _lag_gauge(service, registry)
     while True:
         due = time.monotonic() + every_s
         await asyncio.sleep(every_s)
@@ -33,5 +33,6 @@ async def watch_loop_lag(service: str, every_s: float = 0.5) -> None:
 
 
 @functools.cache  # a process may serve more than once, as tests do
-def _lag_gauge(service: str) -> Gauge:
-    return Gauge(f"headrace_{service}_event_loop_lag_seconds", "how late the event loop runs a timer")
+def _lag_gauge(service: str, registry: CollectorRegistry) -> Gauge:
+    name = f"headrace_{service}_event_loop_lag_seconds"
+    return Gauge(name, "how late the event loop runs a timer", registry=registry)

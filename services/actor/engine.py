@@ -9,7 +9,6 @@ log-probability of every token is that of a full forward under the version the t
 import asyncio
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Literal, Protocol
 
 from shared import weights
 from shared.config import Config
+from shared.cores import share_of_cores
 from shared.errors import UserError
 from shared.messages import CanarySequence, WeightsNotice
 from shared.versions import Version
@@ -100,23 +100,6 @@ class Engine(Protocol):
         ...
 
 
-def find_model(path: str) -> Path:
-    """The local directory of a model: a path, or a name that the local hub cache holds. UserError where neither is."""
-    if not path:
-        raise UserError("model.path is empty: name a Hugging Face model directory.")
-    directory = Path(path)
-    if not directory.is_dir():
-        from huggingface_hub import snapshot_download
-
-        try:
-            directory = Path(snapshot_download(path, local_files_only=True))
-        except (OSError, ValueError):
-            raise UserError(f"model.path = '{path}' is neither a directory nor in the local hub cache.") from None
-    if not (directory / "config.json").is_file():
-        raise UserError(f"{directory} has no config.json: it is not a Hugging Face model directory.")
-    return directory
-
-
 def end_tokens(directory: Path) -> tuple[int, ...]:
     """Every id that ends a turn: those of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
@@ -132,9 +115,9 @@ def tolerance(config: Config, dtype: str) -> float:
     return config.actor.canary_tolerance or (_FP32_TOLERANCE if dtype == "float32" else _BF16_TOLERANCE)
 
 
-def share_of_cores(config: Config) -> int:
+def threads_of(config: Config) -> int:
     """CPU threads of one of `actor.count` actors that share this machine with a learner."""
-    return max(1, (os.cpu_count() or 1) // (max(config.actor.count, 1) + 1))
+    return config.actor.threads or share_of_cores(1 + max(config.actor.count, 1))
 
 
 async def verify_files(notice: WeightsNotice, directory: Path) -> None:

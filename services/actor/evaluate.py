@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.actor.engine import Engine, EngineFailed, find_model
+from services.actor.engine import Engine, EngineFailed
 from services.actor.engine_choice import make_engine
 from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine
@@ -29,6 +29,7 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.evaluation.records import AnswersFile, Job, Question, read_job, read_questions
 from shared.messages import ENV_FAILED
+from shared.model_files import find_model
 from shared.seeds import derive
 from shared.service import first_error, run_service
 

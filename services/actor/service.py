@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import redis
 
 from services.actor import heartbeat, metrics
-from services.actor.engine import Engine, EngineFailed, find_model
+from services.actor.engine import Engine, EngineFailed
 from services.actor.engine_choice import make_engine
 from services.actor.follower import Follower
 from services.actor.metered import MeteredEngine
@@ -28,6 +28,7 @@ from shared.config import Config
 from shared.fingerprints import fingerprints
 from shared.latency import parse_latency
 from shared.metrics import serve_metrics, watch_loop_lag
+from shared.model_files import find_model
 from shared.redis_client import until_up
 from shared.service import first_error
 

@@ -19,6 +19,7 @@ from services.actor.text import Codec
 from services.actor.torch_row import Row
 from shared.config import Config
 from shared.messages import WeightsNotice
+from shared.model_files import find_model
 from shared.versions import Version
 
 if TYPE_CHECKING:  # torch and transformers are imported in the engine's thread: they take seconds
@@ -94,9 +95,9 @@ class TorchEngine:
         from services.actor.torch_batch import Batch
         from services.actor.torch_model import TorchModel
 
-        threads = self.config.actor.threads or engine.share_of_cores(self.config)
+        threads = engine.threads_of(self.config)
         torch.set_num_threads(threads)
-        directory = engine.find_model(self.config.model.path)
+        directory = find_model(self.config.model.path)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = device
         chosen = self.config.model.dtype

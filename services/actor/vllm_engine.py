@@ -26,6 +26,7 @@ from services.actor.text import Codec
 from services.actor.vllm_setup import engine_arguments, prepare_environment
 from shared.config import Config
 from shared.messages import CanarySequence, WeightsNotice
+from shared.model_files import find_model
 from shared.seeds import derive
 from shared.versions import Version
 
@@ -63,11 +64,11 @@ class VllmEngine:
 
     async def start(self) -> None:
         """Start vLLM's engine process; takes most of a minute on a CPU."""
-        self._directory = engine.find_model(self.config.model.path)
+        self._directory = find_model(self.config.model.path)
         self._codec = await asyncio.to_thread(Codec, self._directory)
         self._ends = engine.end_tokens(self._directory)
         self._accepted: Sequence[CanarySequence] = []
-        prepare_environment(self.config.actor.threads or engine.share_of_cores(self.config))
+        prepare_environment(engine.threads_of(self.config))
         arguments = await asyncio.to_thread(self._arguments)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM

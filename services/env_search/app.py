@@ -23,11 +23,11 @@ from services.env_search.corpus import Corpus
 from services.env_search.index import OpenIndex
 from services.env_search.metrics import Metrics
 from services.env_search.requests import Limits, Refused, RetrieveRequest, Search, parse_request, read_body
+from shared.metrics import watch_loop_lag
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
-LAG_PROBE_S = 0.5
 MAX_WAITING = 20_000  # queries; more than that are not searched within the deadline
 
 
@@ -101,7 +101,8 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(retriever.batcher.run()), asyncio.create_task(_watch_loop(metrics))]
+        lag = watch_loop_lag("env_search", metrics.registry)
+        tasks = [asyncio.create_task(retriever.batcher.run()), asyncio.create_task(lag)]
         ready.set()
         yield
         ready.clear()
@@ -156,11 +157,3 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
 def _error(metrics: Metrics, status: int, kind: str, sentence: str) -> Response:
     metrics.errors.labels(kind).inc()
     return Response(json.dumps({"detail": sentence}), status, media_type="application/json")
-
-
-async def _watch_loop(metrics: Metrics) -> None:
-    """Export how late the loop wakes: blocking work on it shows here before it shows as a hang."""
-    while True:
-        before = time.monotonic()
-        await asyncio.sleep(LAG_PROBE_S)
-        metrics.loop_lag.set(max(0.0, time.monotonic() - before - LAG_PROBE_S))

@@ -34,8 +34,5 @@ class Metrics:
         )
         for kind in ("refused", "overloaded", "deadline", "failed"):
             self.errors.labels(kind)
-        self.loop_lag = Gauge(
-            f"{prefix}_loop_lag_seconds", "How late the event loop last woke up.", registry=self.registry
-        )
         documents_gauge = Gauge(f"{prefix}_documents", "Documents in the index.", ["backend"], registry=self.registry)
         documents_gauge.labels(backend).set(documents)

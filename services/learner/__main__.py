@@ -2,11 +2,11 @@
 
 import logging
 
-from services.learner.model_files import find_model
 from services.learner.stop import Stop, Stopped, leave
 from shared.config import Config
 from shared.errors import UserError
 from shared.metrics import serve_metrics
+from shared.model_files import find_model
 from shared.redis_client import wait_until_up
 from shared.service import main
 

@@ -1,7 +1,6 @@
 """Putting a learner together: the newest checkpoint or the configured model, the optimiser, the random state."""
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +9,16 @@ import torch
 
 from services.learner import checkpoint
 from services.learner.clock import Clock
-from services.learner.model_files import find_model, read_companions
+from services.learner.model_files import read_companions
 from services.learner.optimise import Optimiser
 from services.learner.policy import load_policy, pick_device, pick_dtype
 from services.learner.statistics import Scores
 from services.learner.step import Trainer
 from services.learner.stop import Stop
 from shared.config import Config
+from shared.cores import share_of_cores
 from shared.messages import Cursor
+from shared.model_files import find_model
 
 log = logging.getLogger("headrace")
 
@@ -39,7 +40,7 @@ def assemble(config: Config, stop: Stop) -> Assembled:
     """Load everything a learner needs. Raises UserError for what the user can mend."""
     device = pick_device(config.learner.device)
     if device.type == "cpu":
-        torch.set_num_threads(config.learner.threads or _share_of_cores(config.actor.count))
+        torch.set_num_threads(config.learner.threads or share_of_cores(1 + config.actor.count))
     torch.manual_seed(config.run.seed)
 
     found = checkpoint.newest(config.checkpoints_dir)
@@ -77,7 +78,3 @@ def trainer_state(trainer: Trainer, step: int, lineage: int, cursor: Cursor | No
     """What a checkpoint holds beside the model."""
     counts = {"step": step, "lineage": lineage, "cursor": msgspec.to_builtins(cursor)}
     return counts | {"optimiser": trainer.optimiser.state(), "rng": torch.get_rng_state()}
-
-
-def _share_of_cores(actors: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // (1 + actors))

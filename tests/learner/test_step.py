@@ -11,9 +11,9 @@ from torch.nn.functional import log_softmax
 from services.learner import losses, policy, statistics
 from services.learner.batching import flatten, micro_batches
 from services.learner.losses.denominators import per_response
-from services.learner.model_files import find_model
 from services.learner.step import forward, scan, train_step
 from services.learner.stop import Stopped
+from shared.model_files import find_model
 from tests.tiny_model import VOCABULARY
 
 ATLAS_POLICY = Path(__file__).resolve().parents[2] / "examples" / "atlas" / "policy"

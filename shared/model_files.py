@@ -1,0 +1,41 @@
+"""The folder of a model: found and checked before torch is imported, so that a mistake is told at once."""
+
+from pathlib import Path
+
+from shared.errors import UserError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def find_model(name: str, setting: str = "model.path") -> Path:
+    """The folder a setting names: a path, or a hub name that the local cache holds.
+
+    Raises UserError when it is neither, or lacks its configuration, tokenizer or weights.
+    """
+    if not name:
+        raise UserError(f"{setting} is empty: name a folder with config.json, a tokenizer and safetensors weights.")
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = _cached(name, setting)
+    missing = []
+    if not (folder / "config.json").is_file():
+        missing.append("config.json")
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        missing.append("a tokenizer (tokenizer.json or tokenizer.model)")
+    if not any(folder.glob("*.safetensors")):
+        missing.append("weights (*.safetensors)")
+    if missing:
+        raise UserError(f"{setting} = '{name}' lacks {' and '.join(missing)}: point it at a complete model folder.")
+    return folder
+
+
+def _cached(name: str, setting: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        raise UserError(
+            f"{setting} = '{name}' is neither a folder nor in the local model cache: mend the path, or download it."
+        ) from None
