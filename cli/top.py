@@ -87,8 +87,11 @@ async def _once(args: argparse.Namespace) -> int:
         console = Console()
         console.print(frame(await source.look(), console.width))
         return 0
-    except (Unanswered, RedisAway) as error:
-        print(f"Nothing runs at {source.shown}: {error}")
+    except Unanswered as error:
+        print(f"Nothing runs there: {error}")
+        return 1
+    except RedisAway:
+        print(f"Nothing runs for {source.shown}: its Redis does not answer.")
         return 1
     finally:
         await source.close()
