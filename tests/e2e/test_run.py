@@ -231,3 +231,14 @@ def test_every_rollout_is_sampled_by_itself(run: Finished) -> None:
     texts = [{tuple(p.rollout(i)[0].tolist()) for i in range(GROUP_SIZE)} for p in run.traffic.payloads.values()]
     assert sum(len(t) == 1 for t in texts) < len(texts) / 10
     assert sum(map(len, texts)) > 0.75 * GROUP_SIZE * len(texts)
+
+
+def test_resuming_a_finished_run_says_so_and_makes_its_artefacts_again(run: Finished, start: Start) -> None:
+    (run.folder / "curves.png").unlink()  # as if Ctrl-C had come while it was drawn
+    again = start("up", "--resume", run.folder.name)
+    assert again.wait(60) == 0, again.said
+    said = " ".join(again.said.split())
+    assert f"The run in whole has trained all of its {STEPS} steps; go on with --run.steps {2 * STEPS}" in said
+    assert "EM on held-out questions" in said
+    assert (run.folder / "curves.png").stat().st_size > 10_000
+    assert json.loads((run.folder / "summary.json").read_text()) == run.summary
