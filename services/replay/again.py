@@ -42,7 +42,9 @@ def start_round(config: Config, state: State, tx: Transaction, policy: Policy, t
         return []
     moment = Moment(c.step, derive(config.run.seed, 4, c.step))
     out = asked(state)
-    kept = sorted((k for k in state.kept.values() if not k.retired and k.question not in out), key=lambda k: k.question)
+    there = range(len(train))  # a run may be resumed with fewer questions
+    kept = [k for k in state.kept.values() if not k.retired and k.question not in out and k.question in there]
+    kept.sort(key=lambda k: k.question)
     n = config.replay.select or (config.learner.batch if again.joined else config.replay_groups)
     picked = again.picks(kept, n, config.rollout.group_size, moment)
     for prompt in picked:

@@ -72,6 +72,8 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
     """
     c = state.counters
     task = state.tasks.get(header.id)
+    if task is not None and header.kind != EVAL:
+        lengths.offered(c, header)
     if task is None:  # answered before
         c.duplicates += 1
         if header.id not in state.fresh and header.id not in state.buffer and header.id not in state.retired:
@@ -179,6 +181,9 @@ def step_trained(
                 state.buffer.refresh(id, record.headroom, record.drift)
                 tx.save_row(id)
     headers = {id: tx.drop("fresh", id).header for id in batch.fresh}
+    replayed = {state.buffer.row(id).prompt for id in batch.replay if id in state.buffer}
+    c.same_prompt += len(replayed & {question_of(config, questions, header) for header in headers.values()})
+    lengths.trained(c, [header for id, header in headers.items() if id not in done.rejected])
     for id, header in headers.items():
         prompt = question_of(config, questions, header)
         usable = header.fingerprints == c.fingerprints and id not in done.rejected
@@ -189,6 +194,9 @@ def step_trained(
             c.inserted += 1
         else:
             tx.retire(id, header.payload_bytes)
+    for id in done.rejected:
+        if id in state.buffer:  # no scan may ever come to find that it cannot be used
+            tx.retire(id, tx.discard(id).bytes)
     left_out = {id: tx.drop("fresh", id).header for id in batch.left_out}
     for id, header in left_out.items():
         tx.retire(id, header.payload_bytes)

@@ -50,6 +50,7 @@ class Answered:
     recording: Recording
     seed: int = 0
     measure: Callable[[str, int], Record] | None = None
+    reject: Callable[[int, Composed], list[str]] = lambda step, batch: []  # groups that the learner cannot use
     headers: dict[str, GroupHeader] = field(default_factory=dict)
     state: State = field(init=False)
 
@@ -89,7 +90,8 @@ class Answered:
                     break
             transitions.batch_composed(config, state, tx, selection, fresh, 0.0)
             batch = state.batches[step]
-            done = Trained(step=step, version=Version(0, step + 1), records=[], rejected=[], metrics={})
+            rejected = self.reject(step, batch)
+            done = Trained(step=step, version=Version(0, step + 1), records=[], rejected=rejected, metrics={})
             transitions.step_trained(config, state, tx, policy, QUESTIONS, done, 1.0)
             tx.drop("batches", str(step))
             yield Step(step, asked, before, kept, batch, scanned, [row.id for row in state.buffer])

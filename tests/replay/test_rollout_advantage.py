@@ -11,6 +11,7 @@ from services.replay.policies.rollout_advantage import EPSILON, EXPONENT, MAX_AG
 from shared.advantages import group_advantages
 from shared.config import build
 from shared.messages import GroupHeader
+from tests.replay.answered import Answered
 from tests.replay.played import play
 from tests.replay.recording import Recording
 from tests.replay.test_service import check_the_run, run_to_the_end
@@ -127,3 +128,21 @@ async def test_a_run_with_crashes_trains_the_same_parts_again(make_config):
     for batch in batches:
         for id, part in batch.parts.items():
             assert all(learner.headers[id].signs[i] != 0 for i in part.rollouts)
+
+
+def test_a_stored_group_that_the_learner_refused_is_not_drawn_again():
+    recording = Recording()
+    config = build(
+        {
+            "run": {"steps": 4},
+            "learner": {"batch": recording.batch},
+            "rollout": {"group_size": recording.group_size},
+            "replay": {"policy": "rollout_advantage", "select": 40},
+        }
+    )
+    run = Answered(config, recording, reject=lambda step, batch: batch.replay[:1])
+    refused: set[str] = set()
+    for seen in run.play(4):
+        assert not refused & set(seen.batch.replay)
+        refused |= set(seen.batch.replay[:1])
+    assert len(refused) == 3 and run.state.counters.rejected == 3
