@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         screen.close()
     if not finished:
-        print(f"Stopped. The same command goes on; {len(study.runs)} runs in {study.folder}, the made ones are kept.")
+        done = sum(runner.is_made(study, r) for r in study.runs)
+        print(f"Stopped with {done} of {len(study.runs)} runs made; the same command goes on.")
         return 130
     _say(report.write(study))
     return 0
