@@ -74,6 +74,9 @@ def _groups(steps: Records) -> dict[str, Any]:
         "groups_lost": last.get("groups_lost"),
         "groups_failed": last.get("groups_failed"),
         "groups_trained_twice": last.get("groups_trained_twice"),
+        "same_prompts": last.get("same_prompts"),
+        "length_offered_mean": last.get("length_offered_mean"),
+        "length_trained_mean": last.get("length_trained_mean"),
         "tokens_sampled": _total(steps, "tokens_sampled"),
         "tokens_per_s": _mean(steps, "tokens_per_s"),
     }

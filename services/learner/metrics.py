@@ -18,6 +18,15 @@ _grad_norm = Gauge("headrace_learner_grad_norm", "before clipping, of the last s
 _gap = Gauge(
     "headrace_learner_engine_gap", "mean (l_ref - l_gen)^2 of tokens sampled under the weights that trained them"
 )
+_STEP_FIGURES = {
+    "kl": "mean k3 to model.kl_reference, of the last step",
+    "replay_kl": "mean k3 of the replayed groups to their l_ref, of the last step",
+    "lr": "learning rate of the last step",
+    "entropy": "mean -log p of the trained tokens, of the last step",
+    "ratio_mean": "mean p / p_ref of the trained tokens, of the last step",
+    "clip_share": "share of trained tokens without a gradient, of the last step",
+}
+_figures = {key: Gauge(f"headrace_learner_{key}", text) for key, text in _STEP_FIGURES.items()}
 _tokens = Counter("headrace_learner_tokens_trained", "sampled tokens trained on")
 _phases = Counter("headrace_learner_phase_seconds", "time by phase", ["phase"])
 _idle = Counter("headrace_learner_idle_seconds", "waiting for work")
@@ -56,6 +65,8 @@ def export(metrics: Mapping[str, float], version: Version, dead_letters: int) ->
     announce(version)
     _loss.set(metrics["loss"])
     _grad_norm.set(metrics["grad_norm"])
+    for key, gauge in _figures.items():
+        gauge.set(metrics[key])
     if "engine_gap" in metrics:
         _gap.set(metrics["engine_gap"])
     _tokens.inc(metrics["tokens_trained"])

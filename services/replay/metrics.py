@@ -1,15 +1,49 @@
 """Prometheus metrics of the replay service."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from services.replay.state import Composed, State
 from shared.messages import GroupHeader, Record
 
 _SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _DRIFTS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+
+
+_TOTALS = (
+    "generated",
+    "trained",
+    "trained_twice",
+    "replayed",
+    "mixed",
+    "lost",
+    "filtered",
+    "regenerated",
+    "failed",
+    "rejected",
+    "duplicates",
+    "evicted",
+)
+
+
+class Totals(Collector):
+    """A counter by `what` whose values are those of the durable state, so that a restart of replay resets none."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name, self._documentation = name, documentation
+        self.values: Mapping[str, float] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """For Prometheus."""
+        family = CounterMetricFamily(self._name, self._documentation, labels=["what"])
+        for what, value in self.values.items():
+            family.add_metric([what], value)
+        yield family
 
 
 class ReplayMetrics:
@@ -26,7 +60,8 @@ class ReplayMetrics:
         self.fresh = gauge(p + "fresh_groups", "arrived groups that are not trained yet")
         self.running = gauge(p + "tasks_running", "tasks issued and not answered")
         self.payload = gauge(p + "payload_bytes", "payloads in Redis")
-        self.totals = gauge(p + "run_groups", "groups of the run so far, by what became of them", ["what"])
+        self.totals = Totals(p + "run_groups", "groups of the run so far, by what became of them")
+        registry.register(self.totals)
         self.acceptance = gauge(p + "acceptance_ratio", "accepted of the scanned groups, last step")
         self.tau = gauge(p + "tau", "the gate on Drift, last step")
         self.lag = gauge(p + "lag_versions", "age of the oldest sampled token in the last batch")
@@ -86,18 +121,4 @@ class ReplayMetrics:
         self.fresh.set(len(state.fresh))
         self.running.set(len(state.tasks))
         self.payload.set(state.payload_bytes)
-        for what in (
-            "generated",
-            "trained",
-            "replayed",
-            "mixed",
-            "lost",
-            "filtered",
-            "regenerated",
-            "failed",
-            "rejected",
-            "duplicates",
-            "evicted",
-        ):
-            self.totals.labels(what).set(getattr(c, what))
-        self.totals.labels("trained_twice").set(c.trained_twice)
+        self.totals.values = {what: getattr(c, what) for what in _TOTALS}

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from services.replay import lengths
 from services.replay.buffer import Buffer, Row
 from services.replay.selection import Selection
 from services.replay.state import Composed, State
@@ -94,6 +95,8 @@ def step_event(config: Config, state: State, batch: Composed, done: Trained, sec
         "groups_failed": c.failed,
         "groups_rejected": c.rejected,
         "groups_trained_twice": c.trained_twice,
+        "same_prompts": c.same_prompt,
+        **lengths.means(c),
         "payload_bytes_in": c.payload_bytes,
         "elapsed_s": time.time() - c.started,
         "learner": done.metrics,

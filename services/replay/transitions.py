@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from services.replay import adaptive, again, evaluation, refills
+from services.replay import adaptive, again, evaluation, lengths, refills
 from services.replay.adaptive import Gate
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
 from services.replay.joins import join

@@ -41,5 +41,5 @@ async def test_health_metrics_and_groups_over_real_http(make_config):
     await stop(*tasks)
     series = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     assert series["headrace_replay_step"] == "8.0"
-    assert series['headrace_replay_run_groups{what="trained"}'] == "32.0"
+    assert series['headrace_replay_run_groups_total{what="trained"}'] == "32.0"
     assert float(series["headrace_replay_drift_count"]) > 0 and float(series["headrace_replay_headroom_count"]) > 0

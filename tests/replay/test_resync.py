@@ -30,8 +30,8 @@ for i = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[i], 0, ARGV[i + 1]) end
 class Run:
     """A run with peers, whose server can be made to forget."""
 
-    def __init__(self, config: Any, every: int = 3, actors: int = 2) -> None:
-        self.config, self.url = config, config.redis.url
+    def __init__(self, config: Any, every: int = 3, actors: int = 2, questions: int = 50) -> None:
+        self.config, self.url, self.questions = config, config.redis.url, questions
         self.client, self.keys = client_of(self.url), Keys(config.run.name)
         self.learner = PeerLearner(self.url, config, every=every)
         self.actors = [PeerActor(self.url, config, seed) for seed in range(actors)]
@@ -41,7 +41,7 @@ class Run:
 
     def _new_replay(self) -> asyncio.Task:
         client = client_of(self.url)
-        service = Replay(self.config, client, Questions(50), None, CollectorRegistry())
+        service = Replay(self.config, client, Questions(self.questions), None, CollectorRegistry())
         return asyncio.create_task(service.run())
 
     async def trained(self, steps: int) -> None:

@@ -1,0 +1,33 @@
+"""How long what actors bring is, and what is trained: a gap between the two says that long answers are lost on the way.
+
+Lengths are tokens after the prompt, sampled and retrieved, of one rollout. Offered: every rollout of every attempt at a
+training task. Trained: the scored ones of the groups that the learner took.
+"""
+
+from collections.abc import Iterable
+
+from services.replay.state import Counters
+from shared.messages import GroupHeader
+
+
+def offered(counters: Counters, header: GroupHeader) -> None:
+    """Count what an attempt brought."""
+    counters.offered_rollouts += len(header.total_tokens)
+    counters.offered_tokens += sum(header.total_tokens)
+
+
+def trained(counters: Counters, headers: Iterable[GroupHeader]) -> None:
+    """Count the fresh groups of a step."""
+    for header in headers:
+        lengths = [n for n, reward in zip(header.total_tokens, header.rewards, strict=True) if reward is not None]
+        counters.trained_rollouts += len(lengths)
+        counters.trained_tokens += sum(lengths)
+
+
+def means(counters: Counters) -> dict[str, float | None]:
+    """Over the run so far."""
+    c = counters
+    return {
+        "length_offered_mean": c.offered_tokens / c.offered_rollouts if c.offered_rollouts else None,
+        "length_trained_mean": c.trained_tokens / c.trained_rollouts if c.trained_rollouts else None,
+    }
