@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from statistics import fmean
 from typing import IO
 
 from rich.console import Console
@@ -25,6 +24,7 @@ class Progress:
         self._phase, self._line_at = "starting", float("-inf")
         self._first: tuple[float, int] | None = None  # when this session's first answer came, and how many there were
         self._done = -1
+        self._sum, self._scored = 0.0, 0
         if console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -49,15 +49,16 @@ class Progress:
         else:
             self._print(sentence)
 
-    def show(self, answers: Sequence[Answered]) -> None:
-        """Call it often; it shows what is worth showing."""
-        done, now = len(answers), time.monotonic()
+    def show(self, new: Sequence[Answered]) -> None:
+        """Call it often, with what came since the last time; it shows what is worth showing."""
+        done, now = max(self._done, 0) + len(new), time.monotonic()
         if done > self._done >= 0:
             self._phase = "answering"
             self._first = self._first or (now, done)
         changed, self._done = done != self._done, done
-        scores = [score for a in answers for score in a.scores if score is not None]
-        so_far = f"mean so far {100 * fmean(scores):.1f} %" if scores else ""
+        for score in (score for answered in new for score in answered.scores if score is not None):
+            self._sum, self._scored = self._sum + score, self._scored + 1
+        so_far = f"mean so far {100 * self._sum / self._scored:.1f} %" if self._scored else ""
         left = self._left(now)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=self._phase, left=f"{left}  {so_far}")

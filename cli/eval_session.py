@@ -110,8 +110,9 @@ class EvalSession:
             await asyncio.sleep(LOOK_S)
 
     def _take(self) -> None:
-        self.answers += self._file.read()
-        self.progress.show(self.answers)
+        new = self._file.read()
+        self.answers += new
+        self.progress.show(new)
 
     async def _is_done(self) -> bool:
         self._take()

@@ -9,6 +9,7 @@ it is tried again with another seed, since nobody waits for it. Started again, i
 """
 
 import asyncio
+import fcntl
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from services.actor.engine import Engine, EngineFailed
 from services.actor.engine_choice import make_engine
@@ -34,6 +36,7 @@ from shared.seeds import derive
 from shared.service import first_error, run_service
 
 log = logging.getLogger("headrace")
+LEAVES_S, LOOK_S = 30.0, 0.2  # how long a process that was told to end may take, and how often that is looked at
 ATTEMPTS = 3  # at one sample that cannot be scored
 PATIENCE = 5  # times rollout.deadline_s: a rollout of an evaluation holds nobody up
 _SEED = 2  # what evaluations add to the run's seed; training and its own evaluation rounds have 0 and 1
@@ -128,6 +131,25 @@ async def serve(config: Config, folder: Path, engine: Engine | None = None) -> N
     if job is None:
         raise UserError(f"{folder} holds no evaluation: `headrace eval` makes one.")
     file = AnswersFile(folder)
+    with await _alone(folder):
+        await _serve(config, job, folder, file, engine)
+
+
+async def _alone(folder: Path) -> IO[str]:
+    """Hold the answers while the returned file is open: the process of a command that was killed may still be there."""
+    file = (folder / ".answers.lock").open("a")
+    for _ in range(int(LEAVES_S / LOOK_S)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            await asyncio.sleep(LOOK_S)
+        else:
+            return file
+    file.close()
+    raise UserError(f"another process is answering the questions of {folder}: end it, or name another --out.")
+
+
+async def _serve(config: Config, job: Job, folder: Path, file: AnswersFile, engine: Engine | None) -> None:
     file.cut_torn_line()
     done = {a.number for a in file.read()}
     questions = [q for q in read_questions(folder) if q.number not in done]

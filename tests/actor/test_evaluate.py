@@ -185,6 +185,18 @@ async def test_a_folder_without_a_job_is_none(single: Config, tmp_path: Path):
         await serve(single, tmp_path, ScriptedEngine(lambda ids, sampling: ([], "eos")))
 
 
+async def test_two_processes_do_not_answer_the_same_questions(
+    single: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(evaluate, "LEAVES_S", 0.4)
+    write_job(tmp_path / "e", [question(0)], samples=1)
+    engine = ScriptedEngine(lambda ids, sampling: ([], "eos"))
+    with await evaluate._alone(tmp_path / "e"), pytest.raises(UserError, match="another process is answering"):
+        await serve(single, tmp_path / "e", engine)
+    await serve(single, tmp_path / "e", engine)
+    assert len(answers_of(tmp_path / "e")) == 1
+
+
 def test_evaluations_draw_other_seeds_than_training():
     assert evaluate._SEED not in (0, 1)
 
