@@ -26,6 +26,7 @@ from services.actor.wire import Wire
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.fingerprints import fingerprints
+from shared.gpu_lease import GpuLease, until_claimed
 from shared.latency import parse_latency
 from shared.metrics import serve_metrics, watch_loop_lag
 from shared.model_files import find_model
@@ -39,11 +40,16 @@ LEAVE_S = 2.0  # for each of the two parts of leaving
 async def serve(config: Config, engine: Engine | None = None) -> None:
     """Run until cancelled. Raises UserError for what a person can mend, EngineFailed when the engine is broken."""
     await until_up(config.redis.url, config.redis.wait_s)
-    actor = Actor(config, engine or make_engine(config))
+    lease = GpuLease(config, "actor", config.actor.tensor_parallel)
     try:
-        await actor.run()
+        await until_claimed(lease)
+        actor = Actor(config, engine or make_engine(config))  # imports torch, which sees the claimed GPUs alone
+        try:
+            await actor.run()
+        finally:
+            await actor.close()
     finally:
-        await actor.close()
+        await asyncio.to_thread(lease.release)
 
 
 class Actor:

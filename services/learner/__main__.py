@@ -5,6 +5,7 @@ import logging
 from services.learner.stop import Stop, Stopped, leave
 from shared.config import Config
 from shared.errors import UserError
+from shared.gpu_lease import GpuLease, wait_until_claimed
 from shared.metrics import serve_metrics
 from shared.model_files import find_model
 from shared.redis_client import wait_until_up
@@ -26,12 +27,16 @@ def serve(config: Config) -> None:
     wait_until_up(config.redis.url, config.redis.wait_s)
     log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
 
-    from services.learner.loop import Loop  # torch, only once all that needs none is right
-
+    lease = GpuLease(config, "learner", 1)
     try:
+        wait_until_claimed(lease, stop.wait)
+        from services.learner.loop import Loop  # torch, only once all that needs none is right and the GPU is ours
+
         Loop(config, stop).run()
     except Stopped:
         log.info("stopped")
+    finally:
+        lease.release()
 
 
 if __name__ == "__main__":

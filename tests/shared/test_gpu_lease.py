@@ -11,7 +11,7 @@ import time
 import pytest
 import redis
 
-from shared import gpu_lease
+from shared import events, gpu_lease
 from shared.config import load
 from shared.errors import UserError
 from shared.gpu_lease import GpuLease, wait_until_claimed
@@ -33,23 +33,27 @@ def gpus(monkeypatch):
     monkeypatch.setattr(gpu_lease, "RETRY_S", 0.02)
 
 
-@pytest.fixture
-def lease(redis_url):
-    """Makes leases, and gives them back at the end."""
-    made = []
+class Leases:
+    """Makes leases, each as of a process of its own, and gives them back at the end."""
 
-    def make(role, *more, count=1, **options):
-        os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3"  # every lease is of another process
-        made.append(GpuLease(config_of(redis_url, *more), role, count, **options))
-        return made[-1]
+    def __init__(self, url):
+        self.url, self.made = url, []
 
-    def claim(role, *more, count=1, **options):
-        one = make(role, *more, count=count, **options)
+    def __call__(self, role, *more, count=1, **options):
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3"
+        self.made.append(GpuLease(config_of(self.url, *more), role, count, **options))
+        return self.made[-1]
+
+    def claim(self, role, *more, count=1, **options):
+        one = self(role, *more, count=count, **options)
         return one if one.try_claim() else None
 
-    make.claim = claim
-    yield make
-    for one in made:
+
+@pytest.fixture
+def lease(redis_url):
+    leases = Leases(redis_url)
+    yield leases
+    for one in leases.made:
         one.release()
 
 
@@ -107,8 +111,8 @@ def test_who_waits_tells_the_run_once(gpus, lease, redis_url):
     for _ in range(3):
         assert not waiting.try_claim()
     with redis.Redis.from_url(redis_url) as client:
-        (entry,) = client.xrange("headrace:{run}:events")
-    assert b"waiting for a GPU" in entry[1][b"m"]
+        told = events.parse(client.xrange("headrace:{run}:events"))
+    assert [record["text"].split(":")[0] for _, record in told] == ["waiting for a GPU"]
 
 
 def test_several_gpus_are_claimed_all_or_none(gpus, lease):
