@@ -76,6 +76,9 @@ class Counters(msgspec.Struct, kw_only=True):
     finished: bool = False
     memory_full: bool = False
     fingerprints: dict[str, str] = {}
+    replaced: list[dict[str, str]] = []  # the ones before: services/replay/origins.py
+    replaced_in_row: int = 0
+    told_of_two_kinds: bool = False
 
     @property
     def gone(self) -> int:

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from services.replay import adaptive, again, evaluation, lengths, refills
+from services.replay import adaptive, again, evaluation, lengths, origins, refills
 from services.replay.adaptive import Gate
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
 from services.replay.joins import join
@@ -87,7 +87,7 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
         evaluation.answered(state, tx, header)
     else:
         tx.drop("tasks", header.id)
-        _check_fingerprints(state, tx, header)
+        origins.seen(config, state, tx, header)
         c.generated += 1
         c.mixed += header.mixed
         c.sampled_tokens += sum(header.sampled_tokens)
@@ -258,20 +258,6 @@ def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, f
         evaluation.given_up(state, tx, task)
     elif task.kind == TRAIN:
         c.lost += 1
-
-
-def _check_fingerprints(state: State, tx: Transaction, header: GroupHeader) -> None:
-    """Drop what was made under another tokenizer, template, reward or index (method.md, section 8)."""
-    c = state.counters
-    if c.fingerprints and header.fingerprints != c.fingerprints:
-        changed = sorted(k for k in header.fingerprints if header.fingerprints[k] != c.fingerprints.get(k))
-        dropped = [row.id for row in state.buffer]
-        for id in dropped:
-            tx.retire(id, tx.discard(id).bytes)
-        c.rejected += len(dropped)
-        text = f"{', '.join(changed)} changed: {len(dropped)} stored groups were dropped."
-        tx.event("warning", service="replay", text=text)
-    c.fingerprints = header.fingerprints
 
 
 def _count(state: State, tx: Transaction, batch: Composed, headers: dict[str, GroupHeader], done: Trained) -> None:

@@ -71,6 +71,7 @@ class PeerActor:
         self.rng, self.fail_share, self.slots = random.Random(seed), fail_share, 4
         self.payload_bytes = payload_bytes
         self.right_share = 0.5
+        self.fingerprints = {"tokenizer": "a"}
         self.refused = 0  # times that a full server sent a group back
         self.id = f"peer-{uuid.uuid4().hex[:6]}"
         self.store = GroupStore(self.client, self.keys)
@@ -104,7 +105,9 @@ class PeerActor:
         failed = self.rng.random() < self.fail_share
         header = header_for(task, self.rng, Version(version.lineage, max(version.number, task.min_version)), failed,
                             self.right_share)  # fmt: skip
-        header = msgspec.structs.replace(header, payload_bytes=0 if failed else self.payload_bytes)
+        header = msgspec.structs.replace(
+            header, payload_bytes=0 if failed else self.payload_bytes, fingerprints=self.fingerprints
+        )
         payload = b"" if failed or task.kind == "eval" else b"p" * header.payload_bytes
         while True:
             try:
