@@ -110,17 +110,20 @@ class Preflight:
             if c.search.backend == "dense" and not c.search.encoder:
                 raise UserError("search.backend = 'dense' needs search.encoder, the sentence-embedding model.")
             return
-        if self.dry_run or not plan.is_this_machine(c.env.url):
-            return
         address = urlsplit(c.env.url)
-        if not ports.answers(address.hostname or "", address.port or 80):
+        default_port = 443 if address.scheme == "https" else 80
+        if self.dry_run or ports.answers(address.hostname or "", address.port or default_port):
+            return
+        if not plan.is_this_machine(c.env.url):
+            hint = "start it there, or mend the address, and see that this machine may reach it"
+        elif c.search.corpus:
             hint = (
                 f"env.url names port {address.port} and search.port is {c.search.port}: make them the same, or "
                 "leave env.url out"
-                if c.search.corpus
-                else "set search.corpus to have a retriever started here, or start yours first"
             )
-            raise UserError(f"no retriever answers at env.url = '{c.env.url}': {hint}.")
+        else:
+            hint = "set search.corpus to have a retriever started here, or start yours first"
+        raise UserError(f"no retriever answers at env.url = '{c.env.url}': {hint}.")
 
     def _ports(self) -> None:
         """No two settings name one port, which holds on any machine; and, unless in a dry run, all are free on this."""
