@@ -328,6 +328,7 @@ class Loop:
     def _warn_of_gap(self, pipe: Any, numbers: dict[str, float]) -> None:
         r = self.config.replay
         limit = GAP_OF_TAU * (r.tau if r.drift == "l2" else r.tau**2)  # the gap is a mean of squares
+        metrics.announce_limit(limit)
         gap = numbers.get("engine_gap", 0.0)
         if r.policy != "none" and gap >= limit > 0:
             text = (

@@ -18,6 +18,7 @@ _grad_norm = Gauge("headrace_learner_grad_norm", "before clipping, of the last s
 _gap = Gauge(
     "headrace_learner_engine_gap", "mean (l_ref - l_gen)^2 of tokens sampled under the weights that trained them"
 )
+_gap_limit = Gauge("headrace_learner_engine_gap_limit", "a tenth of tau, in the gap's measure: above it the run warns")
 _STEP_FIGURES = {
     "kl": "mean k3 to model.kl_reference, of the last step",
     "replay_kl": "mean k3 of the replayed groups to their l_ref, of the last step",
@@ -75,6 +76,11 @@ def export(metrics: Mapping[str, float], version: Version, dead_letters: int) ->
     _idle.inc(metrics["wait_s"])
     _payload_bytes.inc(metrics["payload_bytes_read"])
     _dead_letters.inc(dead_letters)
+
+
+def announce_limit(engine_gap: float) -> None:
+    """Prometheus, beside what a step's gap is read."""
+    _gap_limit.set(engine_gap)
 
 
 def announce(version: Version) -> None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
+import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -10,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from services.replay.state import Composed, State
 from shared.messages import GroupHeader, Record
+from shared.streams import Keys
 
 _SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _DRIFTS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
@@ -83,6 +86,12 @@ class ReplayMetrics:
         self.groups = counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
         self.dead_letters = counter(p + "dead_letters", "entries that were refused")
         self.window_reads = counter(p + "window_payload_reads", "payloads passed on to the replay window, unread here")
+        self.max_lag = gauge(p + "max_lag_versions", "replay.max_lag: the bound on lag")
+        self.steps = gauge(p + "run_steps", "steps of the whole run")
+        self.waiting = gauge(p + "waiting_seconds", "how long nothing has happened; 0 once the run is finished")
+        self.redis_memory = gauge(p + "redis_memory_bytes", "memory that Redis uses")
+        self.redis_limit = gauge(p + "redis_memory_limit_bytes", "maxmemory of Redis; 0: no limit")
+        self.dead = gauge(p + "dead_letter_entries", "entries refused by any service and kept, at most about 1,000")
         self.reconnects = counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
 
     def group(self, header: GroupHeader) -> None:
@@ -111,6 +120,19 @@ class ReplayMetrics:
             self.age.observe(age)
         for factor, share in s["what_if_tau"].items():
             self.what_if.labels(factor).set(share)
+
+    def configured(self, max_lag: int, steps: int) -> None:
+        """What the configuration fixes, beside which the rest is read."""
+        self.max_lag.set(max_lag)
+        self.steps.set(steps)
+
+    async def look(self, client: redis.asyncio.Redis, keys: Keys, waiting_s: float) -> None:
+        """What only the server knows; asked every few seconds."""
+        memory: Any = await client.info("memory")
+        self.redis_memory.set(memory["used_memory"])
+        self.redis_limit.set(memory["maxmemory"])
+        self.dead.set(await client.xlen(keys.dead))
+        self.waiting.set(waiting_s)
 
     def show(self, state: State) -> None:
         """Set the gauges that follow the state."""

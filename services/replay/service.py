@@ -62,6 +62,7 @@ class Replay:
         again.check(config, self.policy)
         self._joined = self.policy.again is not None and self.policy.again.joined
         self.metrics = ReplayMetrics(registry)
+        self.metrics.configured(config.replay.max_lag, config.run.steps)
         self.state: State | None = None
         self._watch = Watch(client, self.keys)
         self._life = 0
@@ -145,6 +146,7 @@ class Replay:
             await asyncio.sleep(WATCH_S)
             await self.store.check_epoch()
             self.waiting_for, self.waiting_s = watch.waiting()
+            await self.metrics.look(self.client, self.keys, self.waiting_s)
             something = await watch.look(state)
             raise_if_cancelled()
             if something:

@@ -6,9 +6,11 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from services.replay.http import make_app
+from services.replay.metrics import ReplayMetrics
 from services.replay.service import Replay
 from shared.cancellation import stop
 from shared.http_server import listen, serve_http
+from shared.streams import Keys, bury
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
 
 
@@ -43,3 +45,18 @@ async def test_health_metrics_and_groups_over_real_http(make_config):
     assert series["headrace_replay_step"] == "8.0"
     assert series['headrace_replay_run_groups_total{what="trained"}'] == "32.0"
     assert float(series["headrace_replay_drift_count"]) > 0 and float(series["headrace_replay_headroom_count"]) > 0
+
+
+async def test_what_only_the_server_knows_is_exported_too(redis_url):
+    metrics = ReplayMetrics(CollectorRegistry())
+    metrics.configured(2, 60)
+    client, keys = client_of(redis_url), Keys("run")
+    async with client.pipeline() as pipe:
+        bury(pipe, keys, "actor", "a reason", b"data")
+        await pipe.execute()
+    await metrics.look(client, keys, 7.0)
+    value = {s.name: s.value for family in metrics.registry.collect() for s in family.samples}
+    assert value["headrace_replay_redis_memory_bytes"] > 100_000
+    assert value["headrace_replay_dead_letter_entries"] == 1
+    assert value["headrace_replay_waiting_seconds"] == 7
+    assert (value["headrace_replay_max_lag_versions"], value["headrace_replay_run_steps"]) == (2, 60)
