@@ -30,7 +30,7 @@ def up(policy: Path, name: str, steps: int) -> list[str]:
     settings = overrides(
         run={"name": name, "root": ".", "steps": steps},
         rollout={"group_size": 4},
-        eval={"limit": 24, "every": 0},
+        eval={"limit": 48, "every": 0},  # so many that a signal finds the first evaluation under way
         actor={"count": 1, "engine": "torch"},
         replay={"port": 0, "select": 2, "capacity": 8},
         search={"port": 0},
