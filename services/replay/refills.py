@@ -12,6 +12,7 @@ def dropped(state: State, tx: Transaction, header: GroupHeader) -> None:
     if header.kind == TRAIN:
         c.refilled += 1
         c.refilled_in_step += 1
+        c.settled.add(header.number)
     tx.delete_payloads([header.id])
 
 

@@ -76,8 +76,10 @@ def _go_on_from(config: Config, state: State, tx: Transaction, train: PromptSour
     if cursor is None:
         c.issued = max(c.issued, c.step * config.learner.batch + len(left) + c.gone)
         c.lost += c.issued - c.gone - c.step * config.learner.batch - len(left)
+        c.settled.all_but(c.issued, sorted(left))
         return
     c.issued, c.lost, c.refilled = cursor.issued, cursor.lost, cursor.refilled
+    c.settled.all_but(c.issued, cursor.untrained)
     for number in sorted(set(cursor.untrained) - left):
         task = train_task(config, train, number, attempt=0, min_version=c.step)
         tx.put("tasks", task.id, task)

@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from services.replay.adaptive import Gate
 from services.replay.buffer import Buffer, Row
 from services.replay.kept import Kept
+from services.replay.numbers import Settled
 from shared import messages, streams
 from shared.events import emit
 from shared.messages import Batch, Cursor, GroupHeader, Part, Task
@@ -58,6 +59,7 @@ class Counters(msgspec.Struct, kw_only=True):
     generated: int = 0  # usable training groups
     trained: int = 0  # as fresh groups
     trained_twice: int = 0
+    settled: Settled = msgspec.field(default_factory=Settled)  # training tasks trained as fresh, or gone
     replayed: int = 0  # uses of stored groups
     mixed: int = 0  # of the generated
     evicted: int = 0
@@ -139,7 +141,6 @@ class State:
         self.retired: dict[str, Retired] = {}
         self.evals: dict[str, Outcome] = {}
         self.kept: dict[str, Kept] = {}
-        self.trained_numbers: set[int] = set()
 
     @property
     def payload_bytes(self) -> int:
@@ -245,8 +246,6 @@ class Store:
         state.retired = await self._read("retired", Retired)
         state.evals = await self._read("evals", Outcome)
         state.kept = await self._read("kept", Kept)
-        for line in await self.client.lrange(_table(self.keys, "ledger"), 0, -1):
-            state.trained_numbers.update(msgspec.json.decode(line)["fresh_numbers"])
         return state
 
     async def header(self, id: str) -> GroupHeader | None:

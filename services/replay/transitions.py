@@ -6,6 +6,7 @@ order.
 
 import logging
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -209,7 +210,7 @@ def step_trained(
     for id in policy.evicts(state.buffer, config.replay.capacity):
         tx.retire(id, tx.discard(id).bytes)
         c.evicted += 1
-    _count(state, tx, batch, headers, done)
+    _count(state, tx, batch, headers, left_out.values(), done)
     if config.replay.adaptive_tau > 0:
         measured = [records[id].k3 for id in batch.replay if id in records]
         kl, acceptance = sum(measured) / len(measured) if measured else None, batch.stats["acceptance"]
@@ -258,13 +259,22 @@ def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, f
         evaluation.given_up(state, tx, task)
     elif task.kind == TRAIN:
         c.lost += 1
+        c.settled.add(task.number)
 
 
-def _count(state: State, tx: Transaction, batch: Composed, headers: dict[str, GroupHeader], done: Trained) -> None:
+def _count(
+    state: State,
+    tx: Transaction,
+    batch: Composed,
+    headers: dict[str, GroupHeader],
+    left_out: Iterable[GroupHeader],
+    done: Trained,
+) -> None:
     c = state.counters
     numbers = [h.number for h in headers.values() if h.kind == TRAIN]
-    c.trained_twice += sum(n in state.trained_numbers for n in numbers)
-    state.trained_numbers.update(numbers)
+    c.trained_twice += sum(n in c.settled for n in numbers)
+    for number in [*numbers, *(header.number for header in left_out if header.kind == TRAIN)]:
+        c.settled.add(number)
     c.trained += len(headers)
     c.replayed += len(batch.replay)
     c.rejected += len(done.rejected)
