@@ -79,10 +79,10 @@ def test_200_steps_equal_a_literal_version(replay: dict):
             hear(hard, question, headers[id], s, capacity)
         on_top = [answers[q] for q in sorted(again) if solvable(headers[answers[q]])]
         joined += len(on_top)
-        replay = [id for step, id in reversed(stored) if s - step <= 3][:r]
+        chosen = [id for step, id in reversed(stored) if s - step <= 3][:r]
         assert seen.batch.fresh == [id for id in fresh if solvable(headers[id])] + on_top
         assert seen.batch.left_out == [id for id in fresh if not solvable(headers[id])]
-        assert seen.batch.replay == replay and not seen.batch.parts and not seen.scanned
+        assert seen.batch.replay == chosen and not seen.batch.parts and not seen.scanned
 
         stored += [(s, id) for id in seen.batch.fresh if 0.25 <= mean(headers[id]) <= 0.75]
         if stored:

@@ -18,7 +18,7 @@ from shared.messages import AGAIN, TRAIN, GroupHeader, Record
 from shared.prompts import order as data_order
 from shared.seeds import derive
 from tests.replay.answered import QUESTIONS, Answered
-from tests.replay.peers import client_of
+from tests.replay.peers import Questions, client_of
 from tests.replay.recording import Recording
 from tests.replay.test_service import run_to_the_end
 
@@ -198,4 +198,4 @@ async def test_a_run_with_crashes_joins_the_same_responses_again(make_config, ma
 async def test_a_group_size_that_leaves_one_answer_is_refused(make_config):
     config = make_config(replay={"policy": "exgrpo"}, rollout={"group_size": 2})
     with pytest.raises(UserError, match=r"rollout\.group_size = 2"):
-        Replay(config, client_of(config.redis.url), [], None)
+        Replay(config, client_of(config.redis.url), Questions(5), None)
