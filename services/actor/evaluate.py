@@ -39,6 +39,7 @@ log = logging.getLogger("headrace")
 LEAVES_S, LOOK_S = 30.0, 0.2  # how long a process that was told to end may take, and how often that is looked at
 ATTEMPTS = 3  # at one sample that cannot be scored
 PATIENCE = 5  # times rollout.deadline_s: a rollout of an evaluation holds nobody up
+STUCK_S = 300.0  # without a token: an engine may compile before its first one
 _SEED = 2  # what evaluations add to the run's seed; training and its own evaluation rounds have 0 and 1
 
 
@@ -174,7 +175,7 @@ async def _answer(
         log.info("engine %s is up", engine.name)
         player = Player(engine, codec, budget, retriever.search if retriever is not None else None)
         work = asyncio.ensure_future(Evaluation(config, job, player, file).run(questions))
-        watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.requests > 0, config.rollout.deadline_s))
+        watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.requests > 0, STUCK_S))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             (work if work.done() else watch).result()

@@ -53,6 +53,8 @@ def engine_arguments(config: Config, directory: Path, on_cpu: bool) -> dict[str,
     }
     if on_cpu:
         arguments["block_size"] = CPU_BLOCK
+        # a seeded request whose prompt is split kills vLLM's engine here: generators of the CPU cannot be rewound
+        arguments["enable_chunked_prefill"] = False
         if c.actor.tensor_parallel == 1:
             arguments["distributed_executor_backend"] = "uni"
         arguments["kv_cache_memory_bytes"] = c.actor.kv_cache_bytes or cache_bytes(c, directory, dtype)

@@ -71,6 +71,13 @@ async def test_the_same_seed_gives_the_same_tokens_and_another_others(engine):
     assert a.ids != c.ids
 
 
+async def test_prompts_that_do_not_fit_one_forward_together_wait_their_turn(engine):
+    prompts = [[3, *(14 + (i + at) % 26 for at in range(300)), 4] for i in range(24)]
+    assert sum(map(len, prompts)) > 3 * 2048  # tokens of one forward on a CPU
+    got = await asyncio.gather(*(engine.generate(p, Sampling(1.0, 5, i)) for i, p in enumerate(prompts)))
+    assert all(1 <= len(g.ids) <= 5 for g in got)
+
+
 async def test_a_score_is_the_full_forward(engine, model_dir, full_logprobs):
     tokens = [3, *range(14, 50), 4]
     [scored] = await engine.score([tokens], [5])
