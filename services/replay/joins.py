@@ -19,7 +19,8 @@ def join(config: Config, state: State, selection: Selection, fresh: list[str]) -
     parts: dict[str, Part] = {}
     for id in fresh:
         header = state.fresh[id].header
-        again = header.kind == AGAIN and not is_retired(state, header.number)
+        comparable = header.fingerprints == state.counters.fingerprints  # as all that is stored
+        again = header.kind == AGAIN and comparable and not is_retired(state, header.number)
         best = _lowest_entropy(state, selection, header.number) if again else None
         if best is None:
             continue

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import redis
 
-from services.replay import transitions
+from services.replay import again, resync, transitions
 from services.replay.policies import get_policy
 from services.replay.state import Transaction
 from shared.config import build
-from shared.messages import AGAIN, TRAIN, GroupHeader
+from shared.messages import AGAIN, TRAIN, GroupHeader, Hello
 from shared.prompts import order as data_order
 from shared.streams import Keys
 from shared.versions import Version
@@ -151,6 +151,29 @@ def test_a_failed_task_is_not_asked_again_when_no_step_would_take_its_group():
     state.counters.step = STEPS - 1
     fails(1)
     assert task.id not in state.tasks and state.counters.lost == 0
+    pipe.reset()
+
+
+def test_a_learner_that_is_ahead_voids_what_was_asked_again():
+    recording = Recording()
+    config = settings(recording, ask_again_every=1, select=2)
+    run = Answered(config, recording)
+    for seen in run.play(6):
+        assert seen.batch.fresh
+    state, pipe = run.state, redis.Redis().pipeline()  # connects to nothing
+    tx, policy = Transaction(state, Keys("answered"), pipe), get_policy("bapo")
+    transitions.issue_tasks(config, state, tx, policy, Questions(QUESTIONS), None)
+    here, running = [task for task in state.tasks.values() if task.kind == AGAIN]
+    header = header_for(here, random.Random(0), Version(0, here.min_version))
+    header = msgspec.structs.replace(
+        header, correct=[True, False, False], rewards=[1.0, 0.0, 0.0], fingerprints=state.counters.fingerprints
+    )
+    transitions.group_arrived(config, state, tx, policy, header)
+    assert here.id in state.fresh and running.id in state.tasks
+    resync.learner_said_hello(config, state, tx, Questions(QUESTIONS), Hello(version=Version(1, 9)))
+    assert here.id in state.retired and here.id not in state.fresh and running.id not in state.tasks
+    assert state.kept, "the prompts are still known"
+    assert again.for_step(config, state) == []
     pipe.reset()
 
 
