@@ -229,7 +229,7 @@ class Loop:
         )
         with self.client.pipeline(transaction=True) as pipe:
             for trained in lacking:
-                log.warning("step %d is told again: replay has lost the word of it", trained.step)
+                log.info("step %d is told again: replay did not know of it when it asked", trained.step)
                 add_trained(pipe, self.keys, trained, references)
             if not newest or newest[0][1][FIELD] != encode(self._notice):
                 self._add_notice(pipe, self._notice)
