@@ -1,6 +1,6 @@
 # The two commands of a new user are `make demo` and `make test`; `make` alone lists all of them.
 .DEFAULT_GOAL := help
-.PHONY: help setup pretrained demo test test-fast lint lock clean
+.PHONY: help setup pretrained demo test test-fast test-compose lint lock clean
 
 PYTEST := .venv/bin/python -m pytest
 
@@ -21,6 +21,9 @@ test: setup  ## all tests, at most 25 minutes on two cores
 
 test-fast: setup  ## the tests without vLLM and the slow ones, at most 2 minutes
 	@$(PYTEST) -m "not vllm and not slow"
+
+test-compose: setup  ## the containers, at most 20 minutes; skips with a reason where there is no Docker engine
+	@$(PYTEST) -m compose tests/compose
 
 lint: setup  ## ruff and pyright
 	@.venv/bin/ruff format --check .

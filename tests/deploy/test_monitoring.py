@@ -27,6 +27,7 @@ needs_prometheus = pytest.mark.skipif(bool(MISSING), reason=f"Debian's package p
 
 def _dashboards() -> ModuleType:
     spec = importlib.util.spec_from_file_location("make_dashboards", DEPLOY / "grafana" / "make_dashboards.py")
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

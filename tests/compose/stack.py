@@ -1,0 +1,122 @@
+"""`docker compose` over this repository, in a project of its own with its own volumes, ports and password."""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUN = "atlas"
+
+
+def why_not() -> str:
+    """What this machine lacks for these tests; empty when nothing."""
+    if shutil.which("docker") is None:
+        return "docker is not installed"
+    for words in (["docker", "version"], ["docker", "compose", "version"]):
+        answer = subprocess.run(words, capture_output=True, text=True, check=False)
+        if answer.returncode:
+            last = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+            return f"`{' '.join(words)}` fails: {last[-1] if last else answer.returncode}"
+    return ""
+
+
+class Stack:
+    """The services of compose.yaml with small settings. `down` removes everything that they made."""
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        self.project = f"headrace-test-{secrets.token_hex(4)}"
+        self.port = _free_port()
+        self.password = secrets.token_hex(16)
+        (folder / "env").write_text(f"HEADRACE_REDIS_PASSWORD={self.password}\nHEADRACE_REPLAY_PORT={self.port}\n")
+        services = {name: {"environment": settings} for name in ("replay", "env-search", "learner", "actor", "report")}
+        (folder / "override.json").write_text(json.dumps({"services": services}))
+        self._words = ["docker", "compose", "--env-file", str(folder / "env")]
+        self._words += ["-f", str(REPOSITORY / "compose.yaml"), "-f", str(folder / "override.json")]
+
+    def compose(self, *words: str, within_s: float = 300, check: bool = True) -> str:
+        """Run `docker compose WORDS`; its output."""
+        return docker(*words, begin=self._words, project=self.project, within_s=within_s, check=check)
+
+    def redis(self, *words: str) -> str:
+        """Run redis-cli inside the container of Redis."""
+        return self.compose("exec", "-T", "redis", "redis-cli", "--raw", *words).strip()
+
+    def containers(self, service: str) -> list[str]:
+        """Ids of those that run."""
+        return self.compose("ps", "-q", service).split()
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        """What the engine knows of it."""
+        return json.loads(docker("inspect", container))[0]
+
+    def health(self) -> dict[str, Any]:
+        """What replay says of the run; empty while it does not answer."""
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=5)
+            return answer.json() if answer.status_code == 200 else {}
+        except (httpx.HTTPError, ValueError):
+            return {}
+
+    def step(self) -> int:
+        """The next step to be trained, -1 while nobody says."""
+        return self.health().get("step", -1)
+
+    def actors(self) -> list[str]:
+        """Ids of the actors that report themselves as running."""
+        ids = self.redis("SMEMBERS", f"headrace:{{{RUN}}}:actors").split()
+        beats = [self.redis("GET", f"headrace:{{{RUN}}}:actor:{id}") for id in ids]
+        return [id for id, beat in zip(ids, beats, strict=True) if beat and json.loads(beat)["state"] == "running"]
+
+    def counted(self) -> dict[str, int]:
+        """Groups of the run by what became of them, from replay's metrics."""
+        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=10).text
+        found = re.findall(r'headrace_replay_run_groups_total\{what="(\w+)"\} (\S+)', text)
+        return {what: int(float(value)) for what, value in found}
+
+    def until(self, condition: Callable[[], Any], what: str, within_s: float) -> None:
+        """Wait; on failure say what the services said."""
+        deadline = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = self.compose("logs", "--no-color", "--tail", "15", check=False)
+                raise AssertionError(f"no {what} within {within_s:g} s; health {self.health()}\n{logs}")
+            time.sleep(1.0)
+
+    def down(self) -> None:
+        """Containers, network and volumes go; the images stay."""
+        self.compose("down", "--volumes", "--timeout", "10", check=False)
+
+
+def docker(
+    *words: str,
+    begin: list[str] | None = None,
+    project: str = "",
+    within_s: float = 300,
+    check: bool = True,
+) -> str:
+    """Run a docker command; AssertionError with its output when it fails."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    environment = {**inherited, **({"COMPOSE_PROJECT_NAME": project} if project else {})}
+    command = [*(begin or ["docker"]), *words]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=within_s, check=False)
+    if check and answer.returncode:
+        raise AssertionError(
+            f"{' '.join(words)} ended with {answer.returncode}:\n{answer.stdout}{answer.stderr}"[-4000:]
+        )
+    return answer.stdout
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
