@@ -1,13 +1,12 @@
 """`python -m services.env_search`: serve the corpus the configuration names."""
 
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 from services.env_search.app import Retriever
 from services.env_search.backend import IndexSpec
-from services.env_search.index import build_index, open_index
+from services.env_search.build_process import build_apart
+from services.env_search.index import open_index
 from services.env_search.requests import Limits
 from services.env_search.server import announce, serve
 from shared.config import Config, load_service_config
@@ -22,9 +21,7 @@ def main(config: Config) -> None:
     corpus = Path(search.corpus)
     sock = listen(search.host, search.port, "search.port")
     if search.corpus and not search.index:
-        # In a process of its own: what only building needs (bm25s, a second encoder) is gone when serving starts.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            process.submit(build_index, corpus, config.index_dir, spec).result()
+        build_apart(corpus, config.index_dir, spec)
     index = open_index(corpus, config.index_dir, spec)
     retriever = Retriever(
         index,

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from services.env_search.backend import IndexSpec
@@ -106,3 +108,26 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(corpus_file: Path, tmp
         port = taken.getsockname()[1]
         said = refused(corpus=corpus_file, index=tmp_path / "index", port=port)
     assert f"127.0.0.1:{port} cannot be opened (Address already in use)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_build_ends_with_the_service_that_wants_it(tmp_path: Path, number: signal.Signals):
+    corpus = tmp_path / "corpus.jsonl"
+    words = [f"w{i}" for i in range(5000)]
+    with corpus.open("w") as file:
+        for i in range(40_000):
+            text = " ".join(words[(i * k) % len(words)] for k in range(1, 40))
+            file.write(json.dumps({"id": str(i), "contents": f'"T{i}"\n{text}'}) + "\n")
+    run = environment(port=0, corpus=corpus) | {"HEADRACE_RUN__ROOT": str(tmp_path)}
+    process = psutil.Popen([sys.executable, "-m", "services.env_search"], env=run, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (children := process.children()) or not (tmp_path / "run").exists():
+            assert process.poll() is None and time.monotonic() < deadline, "no build"
+            time.sleep(0.02)
+    finally:
+        process.send_signal(number)
+        process.wait(10)
+    _, left = psutil.wait_procs(children, timeout=20)
+    assert left == []
