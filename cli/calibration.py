@@ -70,7 +70,7 @@ def suggest(found: Sequence[Gate]) -> tuple[Gate, str]:
         best = min(good, key=lambda gate: abs(gate.acceptance - BEST_ACCEPTANCE))
         why = f"it lets {best.acceptance:.0%} of the scanned groups in"
         if best.climb is not None:
-            why += f", and the KL of those stays within a factor {max(best.climb, 1 / best.climb):.1f} over the run"
+            why += f", and their KL does not climb (x {best.climb:.1f} from the first third of the run to the last)"
         return best, why + "."
     fed = [gate for gate in found if gate.judgement != "starves"]
     if not fed:

@@ -98,11 +98,11 @@ def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, ta
         return DASH if value is None else f"{value:.2g}"
 
     table = Table(title=f"{folder.name}: {scanned} scanned groups", box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("tau", "acceptance", "late", "KL", "early", "late", "climb", "judged"):
+    for name in ("tau", "let in", "late", "KL", "early", "late", "climb", "judged"):
         table.add_column(name, justify="left" if name == "judged" else "right", no_wrap=True)
     for gate in found:
         climb = DASH if gate.climb is None else f"x {gate.climb:.1f}"
-        marks = [gate.judgement, "in force" if gate.tau == tau else "", "suggested" if gate is best else ""]
+        marks = [gate.judgement, "now" if gate.tau == tau else "", "suggested" if gate is best else ""]
         table.add_row(
             f"{gate.tau:.3g}",
             f"{gate.acceptance:.0%}",
