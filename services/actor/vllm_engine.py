@@ -77,6 +77,8 @@ class VllmEngine:
         # in a thread: it takes most of a minute, and this process must report itself and heed signals meanwhile
         self._llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments))
         await self._llm.update_weight_version(self._label)
+        # the first forward compiles kernels for this machine, which on a busy one takes longer than a swap may
+        await self._score([0, 0], 1)
 
     def _arguments(self) -> dict[str, Any]:
         import vllm  # noqa: F401  its import takes seconds and belongs into this thread
