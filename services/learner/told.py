@@ -5,11 +5,10 @@ trained is told again as it was; where it is further behind it goes on from the 
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from shared import streams
-from shared.messages import Sync, Trained, encode
+from shared.messages import Sync, Trained
 from shared.streams import Keys
 
 KEPT_STEPS = 4  # a step is a second or more, and a server loses about one
@@ -27,19 +26,11 @@ class Told:
         while len(self._steps) > KEPT_STEPS:
             self._steps.popitem(last=False)
 
-    def lacking(self, sync: Sync) -> list[Trained]:
-        """What is kept of the steps that replay has sent and not heard of."""
-        wanted = [step for step in sync.batches if step >= sync.step]
-        return [self._steps[step][0] for step in wanted if step in self._steps]
-
-    def references(self, client: Any, keys: Keys, steps: Sequence[Trained]) -> dict[str, bytes]:
-        """l_ref of those steps' groups whose payload is still there."""
-        every = {id: data for trained in steps for id, data in self._steps[trained.step][1].items()}
-        return {id: data for id, data in every.items() if client.exists(keys.payload(id))}
+    def lacking(self, client: Any, keys: Keys, sync: Sync) -> list[tuple[Trained, dict[str, bytes]]]:
+        """What is kept of the steps that replay has sent and not heard of, with l_ref where the payload is there."""
+        kept = [self._steps[step] for step in sync.batches if step >= sync.step and step in self._steps]
+        return [(trained, _present(client, keys, references)) for trained, references in kept]
 
 
-def add_trained(pipe: Any, keys: Keys, trained: Trained, references: Mapping[str, bytes]) -> None:
-    """Queue a step's result, with the l_ref of its fresh groups in front of it."""
-    for id, data in references.items():
-        pipe.set(keys.reference(id), data)
-    streams.add(pipe, keys.results, encode(trained))
+def _present(client: Any, keys: Keys, references: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {id: data for id, data in references.items() if client.exists(keys.payload(id))}

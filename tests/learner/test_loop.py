@@ -221,14 +221,14 @@ def test_a_crash_between_the_checkpoint_and_its_acknowledgement_trains_nothing_t
     feed(batch(0))
     work_off(loop)
     feed(batch(1))
-    send = loop._send
+    patiently = loop.post.patiently
 
-    def die(what: str, pipe: Any) -> None:
+    def die(what: str, call: Any) -> Any:
         if "acknowledge" in what:
             raise KeyboardInterrupt
-        send(what, pipe)
+        return patiently(what, call)
 
-    monkeypatch.setattr(loop, "_send", die)
+    monkeypatch.setattr(loop.post, "patiently", die)
     with pytest.raises(KeyboardInterrupt):
         work_off(loop)
     assert checkpoint.steps(config.checkpoints_dir) == [2]
