@@ -90,8 +90,8 @@ def _print_plan(study: Any, made: dict[str, float]) -> None:
     if not pace:
         print("How long it takes is known when the first run is made (or from [study] group_seconds).")
     elif left:
-        source = "the runs that are made" if made else "[study] group_seconds"
-        print(f"About {clock(left)} left, evaluations included: {pace:.3g} s a fresh group, from {source}.")
+        source = "the runs that are made, without evaluations" if made else "[study] group_seconds"
+        print(f"About {clock(left)} left: {pace:.3g} s a fresh group, from {source}.")
     print(f"In {study.folder}", flush=True)
 
 
