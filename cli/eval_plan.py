@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class Request:
     texts: int = 4
     out: str | None = None
     overrides: Sequence[str] = field(default=())
+    environ: Mapping[str, str] | None = None  # None: this process's own
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _settings(request: Request, target: Target) -> Config:
             "with (--config RUN.toml), or --task search or --task math."
         )
     preset = _preset(task, target.directory) if file is None or request.task else []
-    config = load(file, [*preset, *overrides])
+    config = load(file, [*preset, *overrides], environ=request.environ)
     if task and (task == "math") != (config.reward.kind == "math"):
         raise UserError(
             f"the suites are of the kind {task}, and {file} scores by reward.kind = '{config.reward.kind}': add "

@@ -21,11 +21,19 @@ def is_due(study: Study, run: Run) -> bool:
     return bool(study.head.samples) and not (_folder(study, run) / REPORT).is_file()
 
 
+def refuse_nothing_to_ask(run: Run) -> None:
+    """Raise UserError for a run without held-out questions."""
+    if not run.config.data.eval:
+        raise UserError(
+            f"arm '{run.arm}': data.eval is empty, so nothing can be asked after a run: name a file, or set "
+            "samples = 0."
+        )
+
+
 def evaluate(study: Study, run: Run, weights: Path) -> bool:
     """Ask them, going on where a stopped evaluation was. False when the user stopped it."""
+    refuse_nothing_to_ask(run)
     config = run.config
-    if not config.data.eval:
-        raise UserError("data.eval is empty, so nothing can be asked after a run: name a file, or set samples = 0.")
     request = Request(
         model=str(weights),
         suites=[config.data.eval],
@@ -36,6 +44,7 @@ def evaluate(study: Study, run: Run, weights: Path) -> bool:
         seed=run.seed,
         out=str(_folder(study, run)),
         overrides=["--env.latency="],
+        environ={},  # the file is all there is to a study
     )
     return evaluating.evaluate(request) is not None
 

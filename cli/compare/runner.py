@@ -76,8 +76,13 @@ def check(study: Study) -> None:
         if trained(run) is not None:
             _refuse_other_settings(study, run)
     for run in study.runs[: len(study.arms)]:
+        if study.head.samples:
+            evaluation.refuse_nothing_to_ask(run)
         if trained(run) is None:
-            Preflight(_ready(study, run), resuming=True, dry_run=True).check()  # its folder may be half-made
+            asked = _ready(study, run)
+            if study.head.samples:  # a preflight reads the held-out questions only where they are named
+                asked = asked.model_copy(update={"data": run.config.data})
+            Preflight(asked, resuming=True, dry_run=True).check()  # its folder may be half-made
 
 
 def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None:

@@ -286,3 +286,11 @@ def test_weights_are_given_up_when_the_evaluation_is_over(run_dir: Path, tmp_pat
     eval_model.release(tmp_path / "out")
     assert not (tmp_path / "out" / "model").exists()
     assert (run_dir / "checkpoints" / "step_1" / "model.safetensors").exists()
+
+
+def test_the_environment_is_heeded_unless_the_caller_says_otherwise(
+    ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HEADRACE_EVAL__SAMPLES", "3")
+    assert make_plan(ask()).job.samples == 3
+    assert make_plan(ask(environ={})).job.samples != 3
