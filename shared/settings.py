@@ -128,7 +128,7 @@ class Replay(Section):
     max_refill_rounds: int = Field(
         default=10, ge=1
     )  # policy dapo: batches' worth of groups dropped in one step, at most
-    ask_again_every: int = Field(default=5, ge=1)  # steps; policies bapo and exgrpo: rounds of prompts asked again
+    ask_again_every: int = Field(default=5, ge=1)  # steps; policy bapo: between rounds of prompts asked again
     free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan
     max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
     host: str = "127.0.0.1"

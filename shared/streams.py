@@ -59,6 +59,7 @@ def saved_key(keys: Keys) -> str:
     return keys.prefix + "saved"
 
 
+SILENT_MS = 60_000  # a consumer that has not read for so long is none any more
 ACTORS, REPLAY, LEARNER = "actors", "replay", "learner"  # the consumer groups
 
 
@@ -122,13 +123,20 @@ class Inbox:
             if start == b"0-0":
                 break
         for other in await self.client.xinfo_consumers(self.stream, self.group):
-            if other["name"] != self.consumer.encode() and other["pending"] == 0:
+            silent = other["idle"] > SILENT_MS  # what is delivered to one between the look and the deletion is lost
+            if other["name"] != self.consumer.encode() and other["pending"] == 0 and silent:
                 await self.client.xgroup_delconsumer(self.stream, self.group, other["name"])
         self._own_cursor = b"0"
 
     async def _claim(self, idle_ms: int, count: int) -> list[Entry]:
-        reply = await self.client.xautoclaim(self.stream, self.group, self.consumer, idle_ms, count=count)
-        return _claimed(self.stream, reply)
+        start: bytes = b"0-0"
+        while True:  # one call looks at no more than ten times `count` entries
+            reply = await self.client.xautoclaim(
+                self.stream, self.group, self.consumer, idle_ms, start_id=start, count=count
+            )
+            start = reply[0]
+            if start == b"0-0" or reply[1]:
+                return _claimed(self.stream, reply)
 
     async def own_pending(self, count: int, after: bytes = b"0") -> list[Entry]:
         """Entries delivered to this consumer and not yet acknowledged, from `after` on."""

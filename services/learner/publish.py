@@ -84,6 +84,8 @@ def versions_in_use(client: Any, keys: Keys) -> set[Version]:
     """The versions that live actors report in their heartbeats: in force, or just being read."""
     actors = [id.decode() for id in client.smembers(keys.actors)]
     beats = client.mget([keys.actor(id) for id in actors]) if actors else []
+    if silent := [id for id, beat in zip(actors, beats, strict=True) if not beat]:
+        client.srem(keys.actors, *silent)  # one that is alive after all adds itself with its next heartbeat
     told = [json.loads(beat) for beat in beats if beat]
     versions = [beat.get(field) for beat in told for field in ("version", "loading")]
     return {Version(int(v[0]), int(v[1])) for v in versions if v}

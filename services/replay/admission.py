@@ -2,8 +2,9 @@
 
 Symbols: b fresh groups per step, L = max_lag, w = the published version's number; step s trains version s into s + 1.
 
-Task n is issued while n < (L + w + 1) b. The version w published when it is issued is the lowest it may be sampled
-under, so its group is within the bound when it is trained at a step s <= w + L: its DUE step.
+A task is issued while fewer than (L + 1) b are open: with an actor, or arrived and untrained. The version w published
+when it is issued is the lowest it may be sampled under, so its group is within the bound when it is trained at a step
+s <= w + L: its DUE step.
 
 Worked example, b = 2, L = 1: at w = 0 tasks 0..3 are issued, all due at step 1; step 0 takes any two of them; w = 1
 issues 4 and 5, due at step 2; step 1 must take the two left over, and waits for them although 4 or 5 may be there
@@ -11,11 +12,12 @@ first.
 
 Proof that waiting suffices: tasks due by t are among the first (t + 1) b, and `choose_fresh` keeps the invariant that
 what is untrained and due by t is at most (t - s) b after step s: the room that the steps up to t still have. A failed
-task that is issued again gets the version of that moment, hence a later due step. Lost tasks leave the count, and so do
+task that is issued again gets the version of that moment, hence a later due step. Lost tasks are open no more, nor are
 groups that a policy drops on arrival: what is untrained only falls, and what replaces them is issued under the version
-of that moment, when (L + 1) b at most are untrained, like any other task.
+of that moment, like any other task.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -28,13 +30,12 @@ class Fresh(NamedTuple):
     id: str
 
 
-def tasks_to_issue(issued: int, lost: int, version: int, batch: int, max_lag: int, steps: int) -> int:
+def tasks_to_issue(untrained: int, version: int, batch: int, max_lag: int, steps: int) -> int:
     """How many new tasks may start now; no more than `steps` steps train.
 
-    lost: tasks that no step will train, because they were given up or their groups were dropped; they are replaced.
+    untrained: tasks that are out, and groups that have arrived and are in no trained batch.
     """
-    allowed = min((max_lag + version + 1) * batch, steps * batch) + lost
-    return max(0, allowed - issued)
+    return max(0, min(max_lag + 1, steps - version) * batch - untrained)
 
 
 def choose_fresh(arrived: Iterable[Fresh], running: Iterable[int], step: int, batch: int) -> list[Fresh] | None:
@@ -47,9 +48,7 @@ def choose_fresh(arrived: Iterable[Fresh], running: Iterable[int], step: int, ba
     if len(queue) < batch:
         return None
     chosen, rest = queue[:batch], [fresh.due for fresh in queue[batch:]]
-    running = sorted(running)
-    for i, due in enumerate(running):
-        left = i + 1 + sum(other <= due for other in rest)
-        if left > max(0, due - step) * batch:
+    for place, due in enumerate(sorted(running), start=1):
+        if place + bisect_right(rest, due) > max(0, due - step) * batch:
             return None
     return chosen

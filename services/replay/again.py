@@ -31,7 +31,7 @@ def check(config: Config, policy: Policy) -> None:
 
 
 def start_round(config: Config, state: State, tx: Transaction, policy: Policy, train: PromptSource) -> list[Task]:
-    """The tasks of the round that this step begins, once. None while memory is full: the round is left out."""
+    """The tasks of the round that this step begins, once. While memory is full the round is left out."""
     c, again = state.counters, policy.again
     if again is None or c.asked_again >= c.step or c.step % (again.every or config.replay.ask_again_every):
         return []
@@ -83,6 +83,8 @@ def heard(config: Config, state: State, tx: Transaction, policy: Policy, questio
         retired=retired,
     )
     tx.put("kept", field, latest)
+    if len(state.kept) <= config.replay.capacity:
+        return
     open = [k for k in state.kept.values() if not k.retired]
     if len(open) > config.replay.capacity:
         tx.drop("kept", str(min(open, key=lambda k: (k.step, k.question)).question))

@@ -27,7 +27,7 @@ def round_open(state: State, round: int) -> bool:
     return round in state.counters.evals and round not in state.counters.evals_done
 
 
-def start_round(config: Config, state: State, tx: Transaction, held_out: PromptSource | None, round: int) -> list[Task]:
+def start_round(config: Config, state: State, held_out: PromptSource | None, round: int) -> list[Task]:
     """The tasks of a round that is due and was not started yet."""
     if held_out is None or round in state.counters.evals or not round_due(config, round):
         return []

@@ -33,6 +33,8 @@ def learner_said_hello(config: Config, state: State, tx: Transaction, train: Pro
     Behind what was trained: it trains the batches it kept again. Ahead of it: replay goes on from the learner's step.
     """
     c = state.counters
+    if c.version is not None and hello.version < c.version:
+        return False  # overtaken by a later word: a learner never goes back, and a new one has a new lineage
     news = hello.version != c.version or hello.again
     if c.version is not None and c.version.lineage != hello.version.lineage:
         tx.event("resumed", service="replay", version=hello.version, step=c.step)

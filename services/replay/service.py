@@ -11,6 +11,7 @@ unacknowledged entries are delivered again; a selection under way is started ove
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import redis.asyncio
@@ -22,14 +23,14 @@ from services.replay.counterfactual import Counterfactual
 from services.replay.metrics import ReplayMetrics
 from services.replay.policies import Moment, get_policy
 from services.replay.selection import Selection, groups_wanted
-from services.replay.state import State, Store, Superseded, Transaction
+from services.replay.state import Composed, State, Store, Superseded, Transaction
 from services.replay.waits import waiting_for
 from services.replay.watch import Watch
 from shared import messages
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
-from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Scan, ScanResult, Trained
+from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Record, Scan, ScanResult, Trained
 from shared.prompts import PromptSource
 from shared.redis_client import is_full
 from shared.seeds import derive
@@ -41,6 +42,7 @@ log = logging.getLogger("headrace.replay")
 READ_COUNT = 256
 RETRY_S = 0.5
 RECLAIM_MS = 3000  # what a replay process that was replaced read in its last moment
+RECLAIM_FOR_S = 12.0
 WATCH_S = 5.0
 
 
@@ -67,6 +69,7 @@ class Replay:
         self._watch = Watch(client, self.keys)
         self._life = 0
         self._heard = False  # where the learner is, since the state was loaded
+        self._then: list[Callable[[], None]] = []  # once the transaction under way has taken effect
         self._outage: LongWait | None = None
         self._scans = 0
         self.waiting_for, self.waiting_s = "Redis", 0.0
@@ -100,6 +103,7 @@ class Replay:
         await asyncio.sleep(RETRY_S)
 
     async def _serve(self) -> None:
+        await self.store.check_epoch()
         consumer = f"replay-{self._life}"
         streams_read = (self.keys.groups, self.keys.results)
         inboxes = [Inbox(self.client, stream, REPLAY, consumer, RECLAIM_MS) for stream in streams_read]
@@ -121,6 +125,7 @@ class Replay:
             asked = False
             while True:
                 raise_if_cancelled()
+                self._then.clear()
                 async with self.store.transaction(state) as tx:
                     if not asked:
                         resync.ask(state, tx)
@@ -132,6 +137,8 @@ class Replay:
                     for warning in watch.warnings():
                         tx.event("warning", service="replay", text=warning)
                     self._advance(state, tx)
+                for tell in self._then:
+                    tell()
                 if sentence := refills.starved(self.config, state):
                     raise UserError(sentence)
                 self._outage = None
@@ -161,7 +168,7 @@ class Replay:
                 self._result(state, tx, messages.decode(entry.data, messages.Result))
         except Malformed as error:
             log.warning("refused an entry of %s: %s", entry.stream, error)
-            self.metrics.dead_letters.inc()
+            self._then.append(self.metrics.dead_letters.inc)
             tx.bury(entry, str(error))
         else:
             tx.ack(entry)
@@ -171,7 +178,7 @@ class Replay:
         transitions.group_arrived(self.config, state, tx, self.policy, header)
         if len(state.buffer) < stored:  # other fingerprints: what was selected may be gone
             self._forget_selection()
-        self.metrics.group(header)
+        self._then.append(lambda: self.metrics.group(header))
 
     def _result(self, state: State, tx: Transaction, result: messages.Result) -> None:
         match result:
@@ -217,11 +224,15 @@ class Replay:
         if self._selection.done:
             exposed_s = max(0.0, self._selected_at - self._fresh_since)
             transitions.batch_composed(self.config, state, tx, self._selection, fresh, exposed_s)
-            self.metrics.batch(state.batches[c.step], self._selection.refreshed.values())
-            self._watch.batch(state.batches[c.step].stats, self.config.replay.capacity)
-            replayed = frozenset(state.batches[c.step].replay)
-            self.last_selection = c.step, replayed, frozenset(self._selection.refreshed)  # step, replayed, scanned
+            batch, scanned = state.batches[c.step], self._selection.refreshed
+            self._then.append(lambda: self._tell(batch, scanned))
             self._forget_selection()
+
+    def _tell(self, batch: Composed, scanned: dict[str, Record]) -> None:
+        """A batch has been sent."""
+        self.metrics.batch(batch, scanned.values())
+        self._watch.batch(batch.stats, self.config.replay.capacity)
+        self.last_selection = batch.step, frozenset(batch.replay), frozenset(scanned)  # step, replayed, scanned
 
     def _new_selection(self, state: State) -> Selection:
         return Selection(
@@ -286,7 +297,10 @@ class Replay:
 
 
 async def _forward(inbox: Inbox, queue: asyncio.Queue[list[Entry]]) -> None:
+    until = time.monotonic() + RECLAIM_FOR_S
     while True:
+        if inbox.reclaim_ms and time.monotonic() > until:
+            inbox.reclaim_ms = 0  # all that is pending is this process's own by now
         entries = await inbox.read(READ_COUNT)
         raise_if_cancelled()  # before a queue that nobody may be emptying any more
         if entries:

@@ -49,18 +49,18 @@ def issue_tasks(
 ) -> None:
     """Start what is due: an evaluation first, then prompts that are asked again, then what admission allows."""
     c = state.counters
-    for task in evaluation.start_round(config, state, tx, held_out, c.step):
+    for task in evaluation.start_round(config, state, held_out, c.step):
         _send(tx, task)
     for task in again.start_round(config, state, tx, policy, train):
         _send(tx, task)
-    room = tasks_to_issue(c.issued, c.gone, c.step, config.learner.batch, config.replay.max_lag, config.run.steps)
-    if room and state.payload_bytes > config.replay.max_bytes:  # only what the next step needs: it frees memory
-        room = tasks_to_issue(c.issued, c.gone, c.step, config.learner.batch, 0, config.run.steps)
-        if not c.memory_full:
-            tx.event("warning", service="replay", text=_memory_full(config, state))
-        c.memory_full = True
-    else:
-        c.memory_full = False
+    untrained = sum(task.kind == TRAIN for task in state.tasks.values())
+    untrained += sum(group.header.kind == TRAIN for group in state.fresh.values())
+    full = state.payload_bytes > config.replay.max_bytes
+    if full and not c.memory_full:
+        tx.event("warning", service="replay", text=_memory_full(config, state))
+    c.memory_full = full
+    max_lag = 0 if full else config.replay.max_lag  # only what the next step needs, which frees memory in the end
+    room = tasks_to_issue(untrained, c.step, config.learner.batch, max_lag, config.run.steps)
     for _ in range(room):
         _send(tx, train_task(config, train, c.issued, attempt=0, min_version=c.step))
         c.issued += 1
@@ -100,11 +100,16 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
             refills.dropped(state, tx, header)
             return
         tx.keep_header(header)
-        tx.put("fresh", header.id, FreshGroup(header, due=task.min_version + config.replay.max_lag))
+        oldest = min(task.min_version, header.version_min.number)  # it may be the answer of an earlier attempt
+        tx.put("fresh", header.id, FreshGroup(header, due=oldest + config.replay.max_lag))
 
 
 def task_vanished(config: Config, state: State, tx: Transaction, task: Task) -> None:
-    """A task that is neither answered nor in the stream counts as a failed attempt."""
+    """A task that is neither answered nor in the stream counts as a failed attempt.
+
+    Its answer may have been one that could not be read: what is left of it must not stand in the next one's way.
+    """
+    tx.delete_payloads([task.id])
     _attempt_failed(config, state, tx, task, "its entry has gone from the stream without a group")
 
 
@@ -167,7 +172,7 @@ def step_trained(
     questions: how many the training set has; seconds: since the step before was trained.
     """
     c = state.counters
-    if c.version is None or done.version.lineage != c.version.lineage:
+    if c.version is None or done.version.lineage < c.version.lineage:
         return  # said by a learner that has been replaced
     if done.step > c.step or (done.step == c.step and done.step not in state.batches):
         raise Malformed(f"step {done.step} was trained, and no batch was sent for it")

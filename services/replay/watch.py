@@ -58,7 +58,8 @@ class Watch:
         entries: Any = await self.client.xrange(self.keys.tasks)
         there = {_key(fields[FIELD]) for _, fields in entries}
         missing = {(task.id, task.attempt) for task in state.tasks.values()} - there
-        self._vanished = sorted(missing & self._missing)
+        unread = await self.client.xlen(self.keys.groups)  # among them may be their answers
+        self._vanished = [] if unread else sorted(missing & self._missing)
         self._missing = missing - set(self._vanished)
         what, seconds = self.waiting()
         if seconds > LONG_WAIT_S and not self._warned:

@@ -19,7 +19,7 @@ def run_system(
     """An event-driven simulation: tasks take `durations` (cyclic), a task in `failures` fails once, a group in
     `dropped` is dropped on arrival. Returns, per step, (number, version it was issued under) of its groups. Asserts
     that it never stalls."""
-    version, issued, gone, clock, place = 0, 0, 0, 0.0, 0
+    version, issued, clock, place = 0, 0, 0.0, 0
     running: list[tuple[float, int, int, int]] = []  # end, number, version, attempt
     arrived: list[tuple[Fresh, int]] = []
     trained: list[list[tuple]] = []
@@ -30,7 +30,7 @@ def run_system(
         place += 1
 
     while version < steps:
-        for _ in range(tasks_to_issue(issued, gone, version, batch, max_lag, steps)):
+        for _ in range(tasks_to_issue(len(running) + len(arrived), version, batch, max_lag, steps)):
             start(issued, 0)
             issued += 1
         chosen = choose_fresh([f for f, _ in arrived], [v + max_lag for _, _, v, _ in running], version, batch)
@@ -44,9 +44,7 @@ def run_system(
         clock, number, started, attempt = heapq.heappop(running)
         if number in failures and attempt == 0:
             start(number, 1)
-        elif number in dropped:
-            gone += 1
-        else:
+        elif number not in dropped:
             arrived.append((Fresh(started + max_lag, number, f"g{number}"), started))
     return trained
 
@@ -85,17 +83,20 @@ def test_groups_dropped_on_arrival_are_replaced_within_the_same_bound(batch, max
 
 
 def test_max_lag_zero_is_the_synchronous_loop():
-    assert tasks_to_issue(issued=0, lost=0, version=0, batch=8, max_lag=0, steps=100) == 8
-    assert tasks_to_issue(issued=8, lost=0, version=0, batch=8, max_lag=0, steps=100) == 0
-    assert tasks_to_issue(issued=8, lost=0, version=1, batch=8, max_lag=0, steps=100) == 8
+    assert tasks_to_issue(untrained=0, version=0, batch=8, max_lag=0, steps=100) == 8
+    assert tasks_to_issue(untrained=8, version=0, batch=8, max_lag=0, steps=100) == 0
+    assert tasks_to_issue(untrained=0, version=1, batch=8, max_lag=0, steps=100) == 8
 
 
 def test_nothing_is_generated_that_no_step_will_train():
-    assert tasks_to_issue(issued=90, lost=0, version=9, batch=10, max_lag=2, steps=10) == 10
+    assert tasks_to_issue(untrained=0, version=9, batch=10, max_lag=2, steps=10) == 10
+    assert tasks_to_issue(untrained=10, version=9, batch=10, max_lag=2, steps=10) == 0
 
 
-def test_a_lost_task_is_replaced():
-    assert tasks_to_issue(issued=8, lost=1, version=0, batch=8, max_lag=0, steps=100) == 1
+def test_another_batch_size_takes_effect_with_what_is_open():
+    assert tasks_to_issue(untrained=16, version=50, batch=4, max_lag=1, steps=100) == 0
+    assert tasks_to_issue(untrained=4, version=50, batch=4, max_lag=1, steps=100) == 4
+    assert tasks_to_issue(untrained=4, version=50, batch=16, max_lag=0, steps=100) == 12
 
 
 def test_a_straggler_that_is_due_is_waited_for():
