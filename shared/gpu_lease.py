@@ -102,13 +102,18 @@ class GpuLease:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._client: redis.Redis | None = None
-        self.needed = self._is_needed()
+        self.needed = self._is_needed()  # None: not known yet
 
     def try_claim(self) -> bool:
         """Claim, set CUDA_VISIBLE_DEVICES and begin to renew; False when not enough are free, which is logged."""
-        if not self.needed:
+        if self.needed is None:
+            self.needed = self._is_needed()
+        if self.needed is False:
             return True
         gpus = visible_gpus()
+        if gpus is None or self.needed is None:
+            self._say("nvidia-smi fails, so it is not known which GPUs there are")
+            return False
         if len(gpus) < self._count:
             raise UserError(
                 f"this {self._role} needs {self._count} GPUs and sees {len(gpus)}: give the machine or container more, "
@@ -144,11 +149,14 @@ class GpuLease:
         if self._client is not None:
             self._client.close()
 
-    def _is_needed(self) -> bool:
+    def _is_needed(self) -> bool | None:
         how = self._config.run.gpus
         if how == "share" or (self._role == "learner" and self._config.learner.device == "cpu"):
             return False
-        count = len(visible_gpus())
+        gpus = visible_gpus()
+        if gpus is None:
+            return None
+        count = len(gpus)
         if how == "lease" and count == 0:
             raise UserError(
                 "run.gpus = 'lease', and nvidia-smi shows no GPU here: mend the driver or the container's GPU "
@@ -173,9 +181,9 @@ class GpuLease:
             return
         text = f"waiting for a GPU: {why}; asking again every {RETRY_S:g} s."
         log.info("%s", text)
-        if not self._said and self._client is not None:
+        if not self._said:
             try:
-                events.emit(self._client, Keys(self._config.run.name), "warning", service=self._role, text=text)
+                events.emit(self._connected(), Keys(self._config.run.name), "warning", service=self._role, text=text)
             except (redis.RedisError, OSError):
                 log.debug("nobody could be told")
         self._said, self._next_say = why, time.monotonic() + SAY_AGAIN_S
@@ -193,10 +201,13 @@ class GpuLease:
             self._on_lost()
             return
 
-    def _script(self, script: str, keys: Sequence[str], more: Sequence[str | int]) -> Any:
+    def _connected(self) -> redis.Redis:
         if self._client is None:
             self._client = connect(self._config.redis.url)
-        return self._client.eval(script, len(keys), *keys, self.owner, int(self._lease_s * 1000), *more)
+        return self._client
+
+    def _script(self, script: str, keys: Sequence[str], more: Sequence[str | int]) -> Any:
+        return self._connected().eval(script, len(keys), *keys, self.owner, int(self._lease_s * 1000), *more)
 
 
 def _lease_key(uuid: str) -> str:

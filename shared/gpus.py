@@ -14,6 +14,7 @@ FAKE_VARIABLE = "HEADRACE_GPUS"
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 BUSY_SHARE = 0.1  # of a GPU's memory: more in use, and somebody works there, lease or not
 ASK_S = 30.0
+NO_DEVICE, NO_DRIVER = 6, 9  # what nvidia-smi ends with on a machine without a GPU
 
 _QUERY = ["--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
 
@@ -31,14 +32,20 @@ class Gpu:
         return self.used > BUSY_SHARE
 
 
-def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu]:
-    """The devices, in the driver's order; none where there is no driver."""
+def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu] | None:
+    """The devices, in the driver's order; none where there is no driver. None: nvidia-smi failed, so nobody knows."""
     environ = os.environ if environ is None else environ
+    visible = environ.get(VISIBLE_VARIABLE)
+    if visible in ("", "-1"):
+        return []
     if named := environ.get(FAKE_VARIABLE):
         gpus = [Gpu(name.strip()) for name in named.split(",") if name.strip()]
     else:
-        gpus = parse_listing(_nvidia_smi())
-    return narrowed(gpus, environ.get(VISIBLE_VARIABLE))
+        listing = _nvidia_smi()
+        if listing is None:
+            return None
+        gpus = parse_listing(listing)
+    return narrowed(gpus, visible)
 
 
 def parse_listing(text: str) -> list[Gpu]:
@@ -74,12 +81,15 @@ def narrowed(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
     return chosen
 
 
-def _nvidia_smi() -> str:
+def _nvidia_smi() -> str | None:
+    """What it lists; empty without a driver or a device, None when it fails: a busy driver may answer later."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ""
     try:
         answer = subprocess.run([command, *_QUERY], capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
+        return None
+    if answer.returncode in (NO_DEVICE, NO_DRIVER):
         return ""
-    return answer.stdout if answer.returncode == 0 else ""
+    return answer.stdout if answer.returncode == 0 else None

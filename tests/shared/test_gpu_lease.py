@@ -15,6 +15,7 @@ from shared import events, gpu_lease
 from shared.config import load
 from shared.errors import UserError
 from shared.gpu_lease import GpuLease, wait_until_claimed
+from shared.gpus import Gpu
 
 GPUS = "GPU-a,GPU-b,GPU-c,GPU-d"
 STARTS = 100
@@ -177,6 +178,22 @@ def test_nobody_claims_where_there_is_nothing_to_divide(gpus, lease, monkeypatch
     assert lease("actor", "--run.gpus", "auto").needed is False
     monkeypatch.setenv("HEADRACE_GPUS", GPUS)
     assert lease("actor", "--run.gpus", "auto").needed
+
+
+def test_a_driver_that_fails_is_asked_again(gpus, lease, monkeypatch, caplog):
+    answers = [None, None, None, ["GPU-a", "GPU-b"], ["GPU-a", "GPU-b"]]
+
+    def listed():
+        named = answers.pop(0)
+        return named if named is None else [Gpu(name) for name in named]
+
+    monkeypatch.setattr(gpu_lease, "visible_gpus", listed)
+    one = lease("actor", "--run.gpus", "auto", "--learner.device", "cpu")
+    with caplog.at_level("INFO", "headrace"):
+        assert not one.try_claim()
+    assert "nvidia-smi fails" in caplog.text
+    assert one.try_claim()
+    assert one.devices == ["GPU-a"]
 
 
 def test_too_few_gpus_for_one_process_are_refused_at_once(gpus, lease):

@@ -41,13 +41,16 @@ def test_named_devices_stand_in_for_the_drivers():
     assert visible_gpus({"HEADRACE_GPUS": "GPU-a, GPU-b,", "CUDA_VISIBLE_DEVICES": "1"}) == [Gpu("GPU-b")]
 
 
-def test_a_driver_that_fails_shows_no_gpu(tmp_path, monkeypatch):
+def test_a_missing_driver_shows_no_gpu_and_a_failing_one_is_not_mistaken_for_it(tmp_path, monkeypatch):
     command = tmp_path / "nvidia-smi"
     command.write_text("#!/bin/sh\necho 'GPU-a, 1, 2'\nexit 9\n")
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("HEADRACE_GPUS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus() == []
+    assert visible_gpus() == []  # no driver is loaded
+    command.write_text("#!/bin/sh\necho 'GPU-a, 1, 2'\nexit 255\n")
+    assert visible_gpus() is None  # nobody knows
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     command.write_text("#!/bin/sh\necho 'GPU-a, 0, 81559'\n")
     assert visible_gpus() == [Gpu("GPU-a")]
