@@ -112,14 +112,14 @@ def evaluate(request: Any, *, fresh: bool = False) -> dict[str, Any] | None:
 
     tries = 3  # a run may delete the version between finding and holding it
     while True:
-        plan = make_plan(request)
-        with eval_folder.lock(plan.folder):
-            try:
+        try:
+            plan = make_plan(request)
+            with eval_folder.lock(plan.folder):
                 return _evaluate(plan, fresh)
-            except Vanished:
-                tries -= 1
-                if not tries:
-                    raise
+        except Vanished:
+            tries -= 1
+            if not tries:
+                raise
 
 
 def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from shared import weights
 from shared.config import Config, load
 from shared.errors import UserError
+from shared.evaluation.records import read_job
 from shared.model_files import find_model
 from shared.versions import Version
 
@@ -71,12 +72,30 @@ def hold(target: Target, folder: Path) -> Path:
             _link_files(target.directory, aside)
         except FileNotFoundError:
             shutil.rmtree(aside, ignore_errors=True)
-            raise Vanished(
-                f"{target.shown} is not there (a run keeps its newest versions and checkpoints): name the run alone, "
-                "or another checkpoint."
-            ) from None
+            raise _vanished(target) from None
         aside.rename(held)
     return held
+
+
+def present(target: Target, out: str | None) -> Path:
+    """A directory that has the weights now: the copy that an evaluation in `out`, or beside the run, holds, or the
+    target's own. Raises Vanished where there is none.
+    """
+    if not target.held or target.directory.is_dir():
+        return target.directory
+    evaluations = [Path(out)] if out else sorted((target.run_dir or Path()).glob("evals/*"))
+    for folder in evaluations:
+        job = read_job(folder)
+        if job is not None and job.shown_model == target.shown and (folder / HELD / "config.json").is_file():
+            return folder / HELD
+    raise _vanished(target)
+
+
+def _vanished(target: Target) -> Vanished:
+    return Vanished(
+        f"{target.shown} is not there (a run keeps its newest versions and checkpoints): name the run alone, "
+        "or another checkpoint."
+    )
 
 
 def release(folder: Path) -> None:

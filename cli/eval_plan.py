@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from cli import plan
-from cli.eval_model import Target, find_target, run_config
+from cli.eval_model import Target, find_target, present, run_config
 from cli.eval_suites import Task, check_words, open_suites, questions_of, task_of
 from cli.prompt_lengths import PromptTokens
 from shared.config import Config, load
@@ -104,7 +104,7 @@ def _settings(request: Request, target: Target) -> Config:
             f"how are the questions asked? {request.model} belongs to no run, so name the configuration it was trained "
             "with (--config RUN.toml), or --task search or --task math."
         )
-    preset = _preset(task, target.directory) if file is None or request.task else []
+    preset = _preset(task, target, request.out) if file is None or request.task else []
     config = load(file, [*preset, *overrides], environ=request.environ)
     if task and (task == "math") != (config.reward.kind == "math"):
         raise UserError(
@@ -116,11 +116,13 @@ def _settings(request: Request, target: Target) -> Config:
     return _placed(config, target)
 
 
-def _preset(task: Task | None, directory: Path) -> list[str]:
+def _preset(task: Task | None, target: Target, out: str | None) -> list[str]:
     """How questions of this kind are asked where no configuration says it, as overrides."""
     if task is None:
         return []
-    values: dict[str, object] = {**SEARCH_TASK} if task == "search" else {**MATH_TASK, **_math_tokens(directory)}
+    values: dict[str, object] = {**SEARCH_TASK} if task == "search" else {**MATH_TASK}
+    if task == "math":
+        values |= _math_tokens(present(target, out))
     return [f"--{key}={value}" for key, value in values.items()]
 
 
@@ -152,6 +154,8 @@ def _math_tokens(directory: Path) -> dict[str, int]:
 def _sampling(request: Request, config: Config) -> tuple[list[int], int, float]:
     """(every k, samples per question, temperature)."""
     k = sorted(set(request.k)) or [config.eval.samples]
+    if request.temperature == 0 and not request.k and request.samples is None:
+        k = [1]  # every further answer would be the same
     if k[0] < 1:
         raise UserError(f"--k {k[0]}: at least one sample is needed.")
     samples = k[-1] if request.samples is None else request.samples

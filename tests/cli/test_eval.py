@@ -113,6 +113,8 @@ def test_samples_and_temperature_come_from_options_then_from_the_settings(ask: C
     assert warm.job.temperature == 0.7
     assert make_plan(ask(overrides=["--eval.samples", "3"])).job.samples == 3
     assert make_plan(ask(k=[2], samples=16, temperature=0.5)).job.samples == 16
+    greedy = make_plan(ask(temperature=0.0, overrides=["--eval.samples", "3"]))
+    assert (greedy.k, greedy.job.samples) == ([1], 1)
 
 
 def test_the_same_command_has_the_same_folder_and_another_one_another(
@@ -181,6 +183,19 @@ def test_held_weights_outlive_the_version_and_leave_the_trainers_state(run_dir: 
         hold(target, tmp_path / "other")
     checkpoint = hold(find_target(str(run_dir)), tmp_path / "other")
     assert not (checkpoint / "trainer_state.pt").exists()
+
+
+def test_a_version_that_is_gone_is_asked_mathematics_while_an_evaluation_holds_it(run_dir: Path, data_file: Path):
+    request = Request(model=f"{run_dir}@0.2", suites=[str(data_file)], task="math")
+    plan = make_plan(request)
+    plan.folder.mkdir(parents=True)
+    eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=False)
+    hold(plan.target, plan.folder)
+    weights.delete(run_dir / "weights", Version(0, 2))
+    assert make_plan(request) == plan
+    eval_model.release(plan.folder)
+    with pytest.raises(Vanished, match="is not there"):
+        make_plan(request)
 
 
 def test_where_files_cannot_be_linked_they_are_copied(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
