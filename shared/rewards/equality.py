@@ -23,8 +23,8 @@ REMEMBERED = 10_000
 def equal(answer: str, target: str, timeout_s: float = 5.0, deadline: float | None = None) -> bool:
     """Whether `answer` is mathematically `target`; False where it cannot be read or compared in `timeout_s`.
 
-    Safe to call from any thread. Raises NotCompared when no worker was free before `deadline` (of time.monotonic),
-    UserError where math-verify is missing.
+    Safe to call from any thread. Raises NotCompared when no worker was free, or had started, before `deadline` (of
+    time.monotonic), UserError where math-verify is missing or cannot be loaded.
     """
     answer, target = _bare(answer), _bare(target)
     if answer == target:
@@ -40,14 +40,17 @@ def equal(answer: str, target: str, timeout_s: float = 5.0, deadline: float | No
     question = (_spelled(answer, left), _spelled(target, right))
     verdict = _VERDICTS.get(question)
     if verdict is None:
-        patience = None if deadline is None else deadline - time.monotonic()
-        with POOL.worker(patience) as worker:
+        with POOL.worker(_left(deadline)) as worker:
             # another rollout may have had the same answer compared while this one waited
             verdict = _VERDICTS.get(question)
             if verdict is None:
-                verdict = worker.ask(*question, timeout_s)
+                verdict = worker.ask(*question, timeout_s, _left(deadline))
                 _VERDICTS.put(question, verdict)
     return verdict
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
 
 
 def number(text: str) -> Decimal | None:

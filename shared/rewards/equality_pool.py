@@ -27,7 +27,7 @@ START_S = 60.0
 
 
 class NotCompared(Exception):
-    """No worker was free in time: it is not known whether the answer is right."""
+    """No worker was free, or had started, in time: it is not known whether the answer is right."""
 
 
 class Worker:
@@ -54,13 +54,14 @@ class Worker:
         """Whether it would answer at once."""
         return self._ready or bool(self._process.stdout and select.select([self._process.stdout], [], [], 0)[0])
 
-    def ask(self, answer: str, target: str, timeout_s: float) -> bool:
+    def ask(self, answer: str, target: str, timeout_s: float, patience_s: float | None = None) -> bool:
         """Compare; False, and the worker is broken, when that takes longer than `timeout_s` or kills it.
 
-        Raises UserError where the process does not come up: that says nothing about any answer.
+        Raises NotCompared where the process has not started within `patience_s` (at most, and for None, START_S): it
+        goes on starting. UserError where it died of that. Neither says anything about any answer.
         """
         if not self._ready:
-            self._wait_until_up()
+            self._wait_until_up(START_S if patience_s is None else min(max(patience_s, 0.0), START_S))
         try:
             self._send({"answer": answer, "target": target, "timeout_s": timeout_s})
             return bool(self._receive(timeout_s)["equal"])
@@ -80,10 +81,12 @@ class Worker:
             if pipe:
                 pipe.close()
 
-    def _wait_until_up(self) -> None:
+    def _wait_until_up(self, patience_s: float) -> None:
         try:
-            self._receive(START_S)
-        except (TimeoutError, OSError, ValueError):
+            self._receive(patience_s)
+        except TimeoutError:
+            raise NotCompared("no worker had started by the deadline") from None
+        except (OSError, ValueError):
             self.broken = True
             raise UserError(
                 "math-verify does not start, so no mathematical answer can be scored: "

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import UserError
 from shared.rewards import answer_classes, score
 from shared.rewards.equality import equal, number
-from shared.rewards.equality_pool import POOL
+from shared.rewards.equality_pool import POOL, NotCompared, Worker
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,26 @@ def test_who_waits_for_others_until_the_deadline_is_unscored_not_wrong():
     assert (waited.reward, waited.correct) == (None, False)
     assert plain.reward == 1.0, "numbers need no worker"
     assert [b.result() for b in busy] == [False, False]
+
+
+@math_verify
+def test_a_worker_that_starts_slowly_leaves_the_answer_unscored_and_goes_on_starting():
+    worker = Worker()
+    try:
+        started = time.monotonic()
+        with pytest.raises(NotCompared):
+            worker.ask("1/3", "2/6", 20, patience_s=0.05)
+        assert time.monotonic() - started < 1
+        assert worker.ask("1/3", "2/6", 20)
+    finally:
+        worker.kill()
+    dead = Worker()
+    try:
+        dead._process.kill()
+        with pytest.raises(UserError, match="does not start"):
+            dead.ask("1/3", "2/6", 20)
+    finally:
+        dead.kill()
 
 
 @math_verify
