@@ -134,7 +134,8 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     from cli import up
     from cli.overrides import is_set
     from cli.preflight import Preflight
-    from services.replay.policies import get_policy, within_tau
+    from services.replay.policies import get_policy
+    from services.replay.rules import within_tau
     from shared.config import load
 
     asked = load(config_file, overrides)

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.replay.policies import get_policy, no_slots
+from services.replay.policies import get_policy
+from services.replay.rules import no_slots
 from shared.config import PATH_KEYS, Config, load
 from shared.errors import UserError
 

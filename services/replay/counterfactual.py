@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from services.replay.buffer import Buffer, Row
-from services.replay.policies import Moment, naive
+from services.replay.policies.naive import POLICY as NAIVE
+from services.replay.rules import Moment
 from shared.messages import Record
 
 CHUNK = 4
@@ -28,7 +29,7 @@ class Counterfactual:
 
     def __init__(self, buffer: Buffer, picked: list[str], measured: dict[str, Record], wanted: int) -> None:
         """picked: what the policy accepted, best first; measured: its scans; wanted: K."""
-        self.naive = [buffer.row(id) for id in buffer.ids(naive.order(buffer, wanted, Moment(step=0, seed=0)))]
+        self.naive = [buffer.row(id) for id in buffer.ids(NAIVE.order(buffer, wanted, Moment(step=0, seed=0)))]
         self.records = dict(measured)
         both = chain.from_iterable(zip_longest(picked, (row.id for row in self.naive)))
         self._left = [id for id in dict.fromkeys(both) if id is not None and id not in measured]

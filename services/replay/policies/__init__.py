@@ -1,7 +1,7 @@
 """What is kept, in which order stored groups are considered, which of them may be used. One small file per policy.
 
 A policy is the `POLICY` of a module of this folder; the module's name is the name in `replay.policy`. Nothing else
-knows the list: `docs/adding-a-policy.md`.
+knows the list: `docs/adding-a-policy.md`. What several policies are made of is in `services/replay/rules.py`.
 """
 
 import difflib
@@ -15,20 +15,9 @@ from numpy.typing import NDArray
 
 from services.replay.buffer import Buffer
 from services.replay.kept import Kept
+from services.replay.rules import Moment, everything, mixed, nothing, oldest, within_tau
 from shared.errors import UserError
 from shared.messages import GroupHeader, Record
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When a policy is asked. `step`: the step that is selected for; a stored group's age is step - buffer.step.
-    `seed`: the step's own, the same again when the selection has to be started over.
-    """
-
-    step: int
-    seed: int
-    asked: frozenset[int] = frozenset()  # questions asked again whose groups are still to be trained
-
 
 Order = Callable[[Buffer, int, Moment], NDArray[np.intp]]
 Accepts = Callable[[Record, float], bool]
@@ -36,41 +25,6 @@ Evicts = Callable[[Buffer, int], list[str]]
 OfHeader = Callable[[GroupHeader], bool]
 Responses = Callable[[GroupHeader, NDArray[np.float32]], list[float]]
 Rollouts = Callable[[Buffer, int, Moment], dict[str, list[int]]]
-
-
-def within_tau(record: Record, tau: float) -> bool:
-    """The paper's gate: Drift <= tau."""
-    return record.drift <= tau
-
-
-def whatever_was_measured(record: Record, tau: float) -> bool:
-    """The gate that stands open: a group is scanned for its current Headroom alone."""
-    return True
-
-
-def mixed(header: GroupHeader) -> bool:
-    """The paper's ingress: some answers right, some wrong."""
-    return header.mixed
-
-
-def nothing(header: GroupHeader) -> bool:
-    """No group."""
-    return False
-
-
-def everything(header: GroupHeader) -> bool:
-    """Every group."""
-    return True
-
-
-def no_slots(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:
-    """The order of a policy that replays nothing."""
-    return np.zeros(0, np.intp)
-
-
-def oldest(buffer: Buffer, capacity: int) -> list[str]:
-    """The paper's eviction: first in, first out."""
-    return buffer.over_capacity(capacity)
 
 
 @dataclass(frozen=True, kw_only=True)

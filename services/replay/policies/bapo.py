@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from services.replay.buffer import Buffer
 from services.replay.kept import Kept
 from services.replay.policies import Again, Moment, Policy
+from services.replay.rules import older_than
 from shared.messages import GroupHeader
 
 MAX_AGE = 3  # steps
@@ -50,14 +51,6 @@ def order(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:
     return slots[moment.step - buffer.step[slots] <= MAX_AGE][:n]
 
 
-def too_old(buffer: Buffer, capacity: int) -> list[str]:
-    """Groups that no later step may use, and then the oldest over capacity."""
-    slots = buffer.oldest_first()
-    next_step = buffer.step[slots].max(initial=0) + 1
-    expired = int(np.count_nonzero(next_step - buffer.step[slots] > MAX_AGE))
-    return buffer.ids(slots[: max(expired, len(slots) - capacity)])
-
-
 def asked_longest_ago(kept: list[Kept], n: int, group_size: int, moment: Moment) -> list[Kept]:
     """Those never asked first, by the step they were found hard at; equals in the order of the data set."""
     return sorted(kept, key=lambda k: (k.asked, k.step))[:n]
@@ -68,7 +61,7 @@ POLICY = Policy(
     order=order,
     accepts=None,
     keeps=in_band,
-    evicts=too_old,
+    evicts=older_than(MAX_AGE),
     trains=solvable,
     again=Again(keeps=hard, picks=asked_longest_ago),
 )

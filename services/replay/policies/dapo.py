@@ -8,13 +8,7 @@ Bound: every group of a batch has a response of positive and one of negative adv
 Source: Yu et al., arXiv 2503.14476, dynamic sampling.
 """
 
-from services.replay.policies import Policy, no_slots, nothing
-from shared.messages import GroupHeader
-
-
-def has_spread(header: GroupHeader) -> bool:
-    """Whether an advantage is not 0; the rewards' standard deviation is then above the floor of shared.advantages."""
-    return any(header.signs)
-
+from services.replay.policies import Policy
+from services.replay.rules import has_spread, no_slots, nothing
 
 POLICY = Policy(name="dapo", order=no_slots, accepts=None, keeps=nothing, trains=has_spread, refills=True)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from services.replay.buffer import Buffer
 from services.replay.kept import Kept
-from services.replay.policies import Again, Moment, Policy, mixed, whatever_was_measured
+from services.replay.policies import Again, Moment, Policy
+from services.replay.rules import mixed, whatever_was_measured
 from shared.messages import GroupHeader
 
 START = 0.35

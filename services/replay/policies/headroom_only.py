@@ -7,16 +7,7 @@ Headroom. Nothing bounds their Drift.
 Source: arXiv 2609.03941, the ablation on MATH-500.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from services.replay.policies import Policy
+from services.replay.rules import by_headroom, whatever_was_measured
 
-from services.replay.buffer import Buffer
-from services.replay.policies import Moment, Policy, whatever_was_measured
-
-
-def order(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:
-    """The n groups of highest cached Headroom; equal ones in the order they were stored."""
-    return buffer.highest(buffer.headroom, n)
-
-
-POLICY = Policy(name="headroom_only", order=order, accepts=whatever_was_measured)
+POLICY = Policy(name="headroom_only", order=by_headroom, accepts=whatever_was_measured)

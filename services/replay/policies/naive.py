@@ -5,16 +5,7 @@ groups, every replayed group is one step old.
 Source: arXiv 2609.03941; method.md section 5 on what the paper's "naive" means.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from services.replay.policies import Policy
+from services.replay.rules import newest_first
 
-from services.replay.buffer import Buffer
-from services.replay.policies import Moment, Policy
-
-
-def order(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:
-    """By insertion, last first."""
-    return buffer.oldest_first()[::-1][:n]
-
-
-POLICY = Policy(name="naive", order=order, accepts=None)
+POLICY = Policy(name="naive", order=newest_first, accepts=None)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.replay.buffer import Buffer
-from services.replay.policies import Moment, Policy, no_slots
+from services.replay.policies import Moment, Policy
+from services.replay.rules import has_spread, no_slots, older_than
 from shared.messages import GroupHeader
 
 MAX_AGE = 10  # steps
@@ -43,25 +44,12 @@ def advantages_of(header: GroupHeader, advantages: NDArray[np.float32]) -> list[
     return np.where(np.array(header.sampled_tokens) > 0, advantages, 0.0).tolist()
 
 
-def has_spread(header: GroupHeader) -> bool:
-    """Whether the group has a rollout that could be drawn."""
-    return any(header.signs)
-
-
-def too_old(buffer: Buffer, capacity: int) -> list[str]:
-    """Groups that no later step may use, and then the oldest over capacity."""
-    slots = buffer.oldest_first()
-    next_step = buffer.step[slots].max(initial=0) + 1
-    expired = int(np.count_nonzero(next_step - buffer.step[slots] > MAX_AGE))
-    return buffer.ids(slots[: max(expired, len(slots) - capacity)])
-
-
 POLICY = Policy(
     name="rollout_advantage",
     order=no_slots,
     accepts=None,
     keeps=has_spread,
-    evicts=too_old,
+    evicts=older_than(MAX_AGE),
     rollouts=rollouts,
     responses=advantages_of,
 )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from services.replay.buffer import Buffer
 from services.replay.policies import Moment, Policy
+from services.replay.rules import has_spread
 from shared.messages import GroupHeader
 
 
@@ -32,11 +33,6 @@ def order(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:
     return slots[np.argsort(race, kind="stable")][:n]
 
 
-def keeps(header: GroupHeader) -> bool:
-    """Groups with reward spread, mixed or not: those that have an advantage."""
-    return any(header.signs)
-
-
 def evicts(buffer: Buffer, capacity: int) -> list[str]:
     """The lowest scores beyond capacity; of equal ones the newest, which do not beat what is there."""
     slots = buffer.oldest_first()
@@ -46,7 +42,7 @@ def evicts(buffer: Buffer, capacity: int) -> list[str]:
 
 def replaces(header: GroupHeader) -> bool:
     """A fresh group that teaches nothing, since its rewards are equal."""
-    return not keeps(header)
+    return not has_spread(header)
 
 
-POLICY = Policy(name="trl_buffer", order=order, accepts=None, keeps=keeps, evicts=evicts, replaces=replaces)
+POLICY = Policy(name="trl_buffer", order=order, accepts=None, keeps=has_spread, evicts=evicts, replaces=replaces)
