@@ -84,8 +84,13 @@ class Engine(Protocol):
         """One turn after `ids`. Cancelling it stops the request."""
         ...
 
+    async def verify(self, notice: WeightsNotice, directory: Path) -> None:
+        """Read the files once, before `swap`, for as long as the disk takes. CanaryRefused: not what was announced."""
+        ...
+
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
-        """Change weights without losing a request; returns the seconds in which nothing was generated.
+        """Change weights without losing a request, from verified files; returns the seconds in which nothing was
+        generated.
 
         Raises CanaryRefused, and then the old weights are still in force.
         """

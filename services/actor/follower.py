@@ -99,14 +99,18 @@ class Follower:
         self.loading = notice.version
         await self.hold()
         there = await _wait_for_files(directory)
+        limit = self.config.weights.swap_timeout_s
         try:
-            async with asyncio.timeout(self.config.weights.swap_timeout_s):
+            await self.engine.verify(notice, directory)
+            async with asyncio.timeout(limit):
                 stall = await self.engine.swap(notice, directory)
         except CanaryRefused as error:
             await self._refuse(notice, error)
             return there
         except TimeoutError:
-            raise EngineFailed(f"the swap to weights {notice.version} did not end within its time limit") from None
+            raise EngineFailed(
+                f"the swap to weights {notice.version} did not end within weights.swap_timeout_s = {limit:g} s"
+            ) from None
         finally:
             self.loading = None
         self.swaps += 1

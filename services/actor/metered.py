@@ -64,6 +64,10 @@ class MeteredEngine:
         metrics.TOKENS.inc(len(generation.ids))
         return generation
 
+    async def verify(self, notice: WeightsNotice, directory: Path) -> None:
+        """See Engine."""
+        await self._engine.verify(notice, directory)
+
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
         """See Engine."""
         return await self._engine.swap(notice, directory)

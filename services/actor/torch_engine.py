@@ -66,11 +66,14 @@ class TorchEngine:
         finally:
             row.cancelled = not future.done() or future.cancelled()
 
+    async def verify(self, notice: WeightsNotice, directory: Path) -> None:
+        """By the announced digest."""
+        await engine.verify_files(notice, directory)
+
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
-        """Verify and read outside the thread, exchange inside."""
+        """Read outside the thread, exchange inside."""
         from services.actor.torch_model import read_weights
 
-        await engine.verify_files(notice, directory)
         state = await asyncio.to_thread(read_weights, directory)
         return await self._call(lambda: self._exchange(notice, state))
 

@@ -109,9 +109,12 @@ class VllmEngine:
                     add_run(runs, 1, self._labels[label])
                 return Generation(out, logprobs, runs, finish)
 
+    async def verify(self, notice: WeightsNotice, directory: Path) -> None:
+        """By the announced digest."""
+        await engine.verify_files(notice, directory)
+
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
         """As drawn above."""
-        await engine.verify_files(notice, directory)
         async with self._swapping:
             began = time.monotonic()
             label = f"{notice.version}#{next(self._names)}"

@@ -30,6 +30,8 @@ class ScriptedEngine:
         logprobs = [-0.01 * (i + 1) for i in range(len(said))]
         return Generation(said, logprobs, [(len(said), self.version)] if said else [], finish)
 
+    async def verify(self, notice: WeightsNotice, directory: Path) -> None: ...
+
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
         self.version = notice.version
         return 0.0

@@ -4,8 +4,10 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from services.actor import follower as module
-from services.actor.engine import CanaryRefused
+from services.actor.engine import CanaryRefused, EngineFailed
 from services.actor.follower import Follower
 from services.actor.wire import Wire
 from shared import events, streams
@@ -83,6 +85,40 @@ async def test_a_version_is_held_while_it_is_read_and_no_longer(tmp_path, redis_
     assert seen == [("hold", first), ("swap", first), ("swapped", None), ("hold", second), ("swap", second)]
     assert following.loading is None
     await stop(task)
+    await wire.client.aclose()
+
+
+async def test_reading_slow_files_is_not_the_swap_and_a_slow_swap_names_its_limit(tmp_path, redis_url):
+    config = build(
+        {
+            "run": {"name": "slow", "root": str(tmp_path)},
+            "redis": {"url": redis_url},
+            "weights": {"swap_timeout_s": 0.2},
+        }
+    )
+    wire = Wire(config)
+
+    class Slow(ScriptedEngine):
+        async def verify(self, notice: WeightsNotice, directory: Path) -> None:
+            await asyncio.sleep(0.5)
+
+        async def swap(self, notice: WeightsNotice, directory: Path) -> float:
+            if notice.version.number == 2:
+                await asyncio.sleep(30)
+            return await super().swap(notice, directory)
+
+    async def nothing() -> None: ...
+
+    following = Follower(config, Slow(lambda ids, sampling: ([], "eos")), wire, nothing, nothing)
+    task = asyncio.create_task(following.run())
+    for version in (Version(0, 1), Version(0, 2)):
+        (config.weights_dir / version.directory).mkdir(parents=True)
+        notice = WeightsNotice(version=version, location=version.directory, digest="", size=0, published=0.0, canary=[])
+        await streams.add(wire.client, wire.keys.weights, encode(notice))
+        if version.number == 1:
+            assert await following.wait_for(1, 15.0)
+    with pytest.raises(EngineFailed, match=r"weights\.swap_timeout_s = 0\.2 s"):
+        await task
     await wire.client.aclose()
 
 

@@ -139,12 +139,12 @@ async def test_a_wrong_file_is_refused_and_the_old_weights_go_on(engine, publish
 async def test_damaged_missing_and_untied_files_are_refused(engine, publish, tmp_path):
     notice, directory = publish(1, seed=1)
     with pytest.raises(CanaryRefused, match="not there"):
-        await engine.swap(notice, tmp_path / "nowhere")
+        await engine.verify(notice, tmp_path / "nowhere")
     with (directory / "model.safetensors").open("r+b") as file:
         file.seek(-4, 2)
         file.write(b"abcd")
     with pytest.raises(CanaryRefused, match="digest"):
-        await engine.swap(notice, directory)
+        await engine.verify(notice, directory)
     with pytest.raises(CanaryRefused, match="nats"):
         await engine.swap(*publish(2, seed=1, tied=False, root=tmp_path / "other"))
     assert engine.version is None
