@@ -140,7 +140,10 @@ class Batch:
 
     def _keep(self, slot: int, row: Row) -> None:
         length = len(row.ids) - 1
-        entries = self._kept[tuple(row.ids[:length])] = self.cache.take(slot, length)
+        ids = tuple(row.ids[:length])
+        if same := self._kept.pop(ids, None):  # of a rollout that ended alike
+            self._kept_bytes -= _bytes(same)
+        entries = self._kept[ids] = self.cache.take(slot, length)
         self._kept_bytes += _bytes(entries)
         while self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= _bytes(self._kept.popitem(last=False)[1])

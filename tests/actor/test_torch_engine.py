@@ -86,6 +86,15 @@ async def test_a_turn_that_goes_on_from_a_kept_one_is_computed_the_same(engine, 
         assert np.abs(np.array(g.logprobs) - logprobs).max() < 1e-5
 
 
+async def test_turns_that_end_alike_are_counted_once_in_what_is_kept(engine):
+    stop = ("</search>", "</answer>")
+    seeds = [*range(20), *range(20)]
+    got = await asyncio.gather(*(engine.generate([3, 20, 2, 4], Sampling(1.0, 30, i, stop)) for i in seeds))
+    assert sum(g.finish == "stop" for g in got) > 2
+    _, batch = engine._loaded
+    assert batch._kept_bytes == sum(k.nbytes + v.nbytes for turn in batch._kept.values() for k, v in turn)
+
+
 async def test_sampling_parameters_in_the_models_own_files_are_ignored(engine, model_dir):
     its_own = json.loads((model_dir / "generation_config.json").read_text())
     assert (its_own["top_k"], its_own["temperature"], its_own["repetition_penalty"]) == (1, 0.1, 5.0)
