@@ -19,10 +19,9 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from redis.exceptions import RedisError
 
 from services.replay import again, evaluation, refills, resync, transitions
-from services.replay.counterfactual import Counterfactual
 from services.replay.metrics import ReplayMetrics
-from services.replay.policies import Moment, get_policy
-from services.replay.selection import Selection, groups_wanted
+from services.replay.next_step import NextStep
+from services.replay.policies import get_policy
 from services.replay.state import Composed, State, Store, Superseded, Transaction
 from services.replay.waits import waiting_for
 from services.replay.watch import Watch
@@ -30,10 +29,9 @@ from shared import messages
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
-from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Record, Scan, ScanResult, Trained
+from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Record, ScanResult, Trained
 from shared.prompts import PromptSource
 from shared.redis_client import is_full
-from shared.seeds import derive
 from shared.service import first_error
 from shared.streams import ACTORS, LEARNER, REPLAY, Entry, Inbox, Keys
 from shared.waiting import LongWait
@@ -62,7 +60,6 @@ class Replay:
         self.store = Store(client, self.keys)
         self.policy = get_policy(config.replay.policy)
         again.check(config, self.policy)
-        self._joined = self.policy.again is not None and self.policy.again.joined
         self.metrics = ReplayMetrics(registry)
         self.metrics.configured(config.replay.max_lag, config.run.steps)
         self.state: State | None = None
@@ -72,9 +69,9 @@ class Replay:
         self._then: list[Callable[[], None]] = []  # once the transaction under way has taken effect
         self._outage: LongWait | None = None
         self._scans = 0
+        self._step: NextStep | None = None  # that is being put together
         self.waiting_for, self.waiting_s = "Redis", 0.0
         self.last_selection: tuple[int, frozenset[str], frozenset[str]] = (-1, frozenset(), frozenset())
-        self._forget_selection()
         self._last_trained = time.monotonic()
 
     async def run(self) -> None:
@@ -113,7 +110,7 @@ class Replay:
         await Inbox(self.client, self.keys.work, LEARNER, "").create()
         self.state = state = await self.store.load(time.time())
         state.counters.finished &= state.counters.step >= self.config.run.steps  # resumed with more steps
-        self._forget_selection()
+        self._step = None
         self._heard = False
         arrived: asyncio.Queue[list[Entry]] = asyncio.Queue(maxsize=4)
         self._watch = watch = Watch(self.client, self.keys)
@@ -177,7 +174,7 @@ class Replay:
         stored = len(state.buffer)
         transitions.group_arrived(self.config, state, tx, self.policy, header)
         if len(state.buffer) < stored:  # other fingerprints: what was selected may be gone
-            self._forget_selection()
+            self._step = None
         self._then.append(lambda: self.metrics.group(header))
 
     def _result(self, state: State, tx: Transaction, result: messages.Result) -> None:
@@ -186,15 +183,16 @@ class Replay:
                 self._heard = not result.again
                 if resync.learner_said_hello(self.config, state, tx, self.train, result):
                     self._last_trained = time.monotonic()
-                    self._forget_selection()
+                    self._step = None
             case ScanResult():
-                self._scanned(state, tx, result)
+                if self._step is not None:
+                    self._step.take(tx, result)
             case Trained():
                 now = time.monotonic()
                 seconds = now - self._last_trained
                 transitions.step_trained(self.config, state, tx, self.policy, len(self.train), result, seconds)
                 self._last_trained = now
-                self._forget_selection()
+                self._step = None
             case Checkpointed():
                 transitions.checkpoint_written(state, tx, result)
 
@@ -213,20 +211,13 @@ class Replay:
             return
         if not self._heard:
             return
-        if self._selection is None:
-            self._selection = self._new_selection(state)
-            self._request_scan(state, tx)
-        fresh = transitions.fresh_for_step(self.config, state)
-        if fresh is None:
-            self._compare(state, tx)
-            return
-        self._fresh_since = self._fresh_since or time.monotonic()
-        if self._selection.done:
-            exposed_s = max(0.0, self._selected_at - self._fresh_since)
-            transitions.batch_composed(self.config, state, tx, self._selection, fresh, exposed_s)
-            batch, scanned = state.batches[c.step], self._selection.refreshed
+        if self._step is None:
+            self._step = NextStep(self.config, self.policy, state, self._name_scan)
+            self._step.ask(tx)
+        if batch := self._step.compose(tx):
+            scanned = self._step.scanned
             self._then.append(lambda: self._tell(batch, scanned))
-            self._forget_selection()
+            self._step = None
 
     def _tell(self, batch: Composed, scanned: dict[str, Record]) -> None:
         """A batch has been sent."""
@@ -234,66 +225,9 @@ class Replay:
         self._watch.batch(batch.stats, self.config.replay.capacity)
         self.last_selection = batch.step, frozenset(batch.replay), frozenset(scanned)  # step, replayed, scanned
 
-    def _new_selection(self, state: State) -> Selection:
-        return Selection(
-            policy=self.policy,
-            buffer=state.buffer,
-            wanted=groups_wanted(self.policy, self.config),
-            tau=transitions.gate_of(self.config, state).tau,
-            chunk=self.config.replay.scan_chunk,
-            group_size=self.config.rollout.group_size,
-            moment=Moment(
-                state.counters.step,
-                seed=derive(self.config.run.seed, 2, state.counters.step),
-                asked=again.asked(state),
-            ),
-        )
-
-    def _request_scan(self, state: State, tx: Transaction) -> None:
-        assert self._selection is not None
-        ids = self._selection.next_scan()
-        if self._selection.done:
-            self._selected()
-        else:
-            self._send_scan(state, tx, ids)
-
-    def _send_scan(self, state: State, tx: Transaction, ids: list[str]) -> None:
+    def _name_scan(self) -> str:
         self._scans += 1
-        self._scan_id = f"{self._life}-{self._scans}"
-        tx.send(self.keys.work, Scan(scan=self._scan_id, step=state.counters.step, ids=ids, per_rollout=self._joined))
-
-    def _scanned(self, state: State, tx: Transaction, result: ScanResult) -> None:
-        if self._selection is None or result.scan != self._scan_id or result.version != state.counters.version:
-            return  # of a selection that was given up
-        self._scan_id = ""
-        if self._selection.counterfactual is not None:
-            self._selection.counterfactual.take(result.records)
-            return
-        self._selection.take(result.records, result.seconds)
-        if self._selection.done:
-            self._selected()
-        else:
-            self._request_scan(state, tx)
-
-    def _selected(self) -> None:
-        s = self._selection
-        assert s is not None
-        self._selected_at = time.monotonic()
-        if self.config.replay.counterfactual:
-            s.counterfactual = Counterfactual(s.buffer, s.accepted, s.refreshed, s.wanted)
-
-    def _compare(self, state: State, tx: Transaction) -> None:
-        """While fresh groups are awaited the learner may as well measure what `naive` would have picked."""
-        if self._selection is None or self._selection.counterfactual is None or self._scan_id:
-            return
-        if ids := self._selection.counterfactual.next_scan():
-            self._send_scan(state, tx, ids)
-
-    def _forget_selection(self) -> None:
-        self._selection: Selection | None = None
-        self._scan_id = ""
-        self._fresh_since: float | None = None
-        self._selected_at = 0.0
+        return f"{self._life}-{self._scans}"
 
 
 async def _forward(inbox: Inbox, queue: asyncio.Queue[list[Entry]]) -> None:
