@@ -192,10 +192,11 @@ def _grid(columns: int) -> Table:
 
 
 def _gap(glance: Glance) -> str:
-    gap = _last(glance.columns.get("engine_gap", []))
-    if gap is None or not glance.tau:
+    """Of the limit that the learner measures it by; a tenth of tau, or of its square."""
+    gap, limit = (_last(glance.columns.get(key, [])) for key in ("engine_gap", "engine_gap_limit"))
+    if gap is None or not limit or not glance.tau:
         return ""
-    return "reaches τ / 10" if gap >= glance.tau / 10 else "below τ / 10"
+    return f"{'reaches' if gap >= limit else 'below'} {limit:.2g}"
 
 
 def _small(value: float | None) -> str:

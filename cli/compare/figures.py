@@ -91,7 +91,7 @@ def _time(steps: Sequence[Record]) -> dict[str, float | None]:
 
 
 def _learning(steps: Sequence[Record]) -> dict[str, float | None]:
-    late = steps[-max(1, round(len(steps) * LATE)) :]
+    late = _late(steps)
     learner = [_learner(s) for s in steps]
     return {
         "correct_first": steps[0].get("correct_share") if steps else None,
@@ -110,6 +110,7 @@ def _learning(steps: Sequence[Record]) -> dict[str, float | None]:
 def _replay(steps: Sequence[Record], wanted: int, ages: Counter[int]) -> dict[str, float | None]:
     replayed, scanned = _sum(steps, "replay_groups"), _sum(steps, "scanned")
     replaying = [s for s in steps if s.get("replay_groups")]
+    late = [s for s in _late(steps) if s.get("replay_groups")]
     return {
         "acceptance": _sum(steps, "accepted") / scanned if scanned else None,
         "scanned": scanned / len(steps) if steps and scanned else None,
@@ -117,7 +118,7 @@ def _replay(steps: Sequence[Record], wanted: int, ages: Counter[int]) -> dict[st
         "tau_last": steps[-1].get("tau") if steps and scanned else None,
         "filled": replayed / (wanted * len(steps)) if wanted and steps else None,
         "replay_kl": _mean([_learner(s).get("replay_kl") for s in replaying]),
-        "replay_kl_late": _mean([_learner(s).get("replay_kl") for s in replaying[-max(1, round(len(steps) * LATE)) :]]),
+        "replay_kl_late": _mean([_learner(s).get("replay_kl") for s in late]),
         "drift": _mean_key(replaying, "drift_mean"),
         "headroom": _mean_key(replaying, "headroom_mean"),
         "age": sum(age * n for age, n in ages.items()) / ages.total() if ages else None,
@@ -154,6 +155,10 @@ def learner_value(key: str) -> Callable[[Record], float | None]:
 def step_value(key: str) -> Callable[[Record], float | None]:
     """A reader of a figure of the step event."""
     return lambda step: step.get(key)
+
+
+def _late(steps: Sequence[Record]) -> Sequence[Record]:
+    return steps[-max(1, round(len(steps) * LATE)) :]
 
 
 def _learner(step: Record) -> Record:

@@ -242,6 +242,8 @@ class Loop:
             self._publisher.publish(self.version)
 
         numbers = metrics.step_metrics(totals, records, len(replay.groups), fresh.groups, before)
+        if "engine_gap" in numbers:
+            numbers["engine_gap_limit"] = engine_gap.limit(self.config.replay)
         read_bytes, reads = self.store.lap()
         numbers |= {"payload_bytes_read": float(read_bytes), "payload_reads": float(reads), **self.trainer.clock.lap()}
         trained = Trained(

@@ -43,7 +43,7 @@ COLUMNS = [
     "tokens_per_s",
     "buffer_groups",
 ]
-LEARNER_COLUMNS = ["wait_s", "step_s", "replay_kl", "engine_gap", "entropy"]
+LEARNER_COLUMNS = ["wait_s", "step_s", "replay_kl", "engine_gap", "engine_gap_limit", "entropy"]
 
 
 class History:

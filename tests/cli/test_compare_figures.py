@@ -67,6 +67,14 @@ def test_replay_is_described_by_gate_depth_ages_and_reuse():
     assert s["replay_kl"] == pytest.approx(0.002)
 
 
+def test_late_figures_are_of_the_last_third_of_all_steps():
+    steps = [step(n, ages=(1, 1) if n in (0, 1, 5) else ()) for n in range(6)]
+    steps[5]["learner"]["replay_kl"] = 0.008
+    assert figures("hd", 0, steps).scalars["replay_kl_late"] == pytest.approx(0.008)
+    steps[5]["replay_groups"] = 0
+    assert figures("hd", 0, steps).scalars["replay_kl_late"] is None
+
+
 def test_a_run_without_replay_has_no_figures_of_it():
     s = figures("b", 0, [step(0), step(1)]).scalars
     assert [s[key] for key in ("acceptance", "scanned", "age", "replay_kl", "distinct_ages")] == [None] * 5

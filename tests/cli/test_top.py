@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from cli.glance import FromRedis, FromReplay, Glance, Unanswered, left
 from cli.main import main
-from cli.top_screen import frame, scatter, sparkline
+from cli.top_screen import _gap, frame, scatter, sparkline
 from services.replay.http import make_app
 from services.replay.service import Replay
 from shared.cancellation import stop
@@ -174,3 +174,10 @@ def test_text_of_the_run_is_not_markup_and_no_figure_is_needed() -> None:
 def test_the_time_that_is_left_follows_the_last_steps() -> None:
     assert left(Glance(name="x", step=2, steps=10, columns={"seconds": [90.0, 2.0, 2.0]})) == 16.0
     assert left(Glance(name="x", step=1, steps=10, columns={"seconds": [2.0]})) is None
+
+
+def test_the_engine_gap_is_held_against_the_learners_own_limit() -> None:
+    columns = {"engine_gap": [2e-4], "engine_gap_limit": [1e-5]}  # a tenth of the square of tau = 0.01
+    assert _gap(Glance(name="x", tau=0.01, columns=columns)) == "reaches 1e-05"
+    assert _gap(Glance(name="x", tau=0.01, columns=columns | {"engine_gap_limit": [1e-3]})) == "below 0.001"
+    assert _gap(Glance(name="x", columns=columns)) == ""

@@ -145,9 +145,10 @@ def test_the_metrics_of_a_step_are_complete_and_add_up(config: Config, client: A
     feed(batch(1, replay=["0a"]))
     work_off(loop)
     m = results(client, Trained)[1].metrics
-    learning = "loss kl ratio_mean clip_share grad_norm lr tokens_trained replay_kl entropy padding_share engine_gap"
+    learning = "loss kl ratio_mean clip_share grad_norm lr tokens_trained replay_kl entropy padding_share"
     times = "wait_s scan_s fetch_s reference_s train_s publish_s checkpoint_s step_s"
-    assert set(m) == set(f"{learning} reference_gap {times} payload_bytes_read payload_reads".split())
+    gaps = "engine_gap engine_gap_limit reference_gap"
+    assert set(m) == set(f"{learning} {gaps} {times} payload_bytes_read payload_reads".split())
     assert all(isinstance(v, float) for v in m.values())
     assert m["payload_reads"] == 2  # the replayed group was in the cache since it was trained fresh
     assert 0 < sum(m[t] for t in times.split()[:-1]) <= m["step_s"]

@@ -134,6 +134,7 @@ def _keep(tx: Transaction, p: Payload, number: int, size: int, groups: int, rng:
 def _step(step: int, config: Config, rng: np.random.Generator) -> dict:
     scanned = int(rng.integers(8, 20))
     learner = {"wait_s": rng.random(), "step_s": 3.0, "replay_kl": 0.002 + 0.001 * rng.random(), "engine_gap": 2e-5}
+    learner["engine_gap_limit"] = 1e-4
     return {
         "step": step, "steps": config.run.steps, "version": Version(0, step + 1), "seconds": 3.0, "scanned": scanned,
         "accepted": 8, "acceptance": 8 / scanned, "ages": [1, 2, 2, 5], "age_mean": 2.5, "lag_mean": 0.9, "lag_max": 1,

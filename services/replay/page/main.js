@@ -85,6 +85,7 @@ function showTiles(c) {
   const recent = (values) => (values ? mean(values.slice(-RECENT)) : null);
   const em = history.evals.filter((e) => typeof e.em === "number");
   const gap = c ? last(c.engine_gap) : null;
+  const gapLimit = c ? last(c.engine_gap_limit) : null;
   const tiles = [
     ["learner idle", percent(recent(c && idle(c))), `last ${RECENT} steps`],
     [
@@ -97,7 +98,9 @@ function showTiles(c) {
     [
       "engine gap",
       small(gap),
-      gap === null ? "not measured yet" : gap >= now.tau / 10 ? "reaches τ / 10" : "below τ / 10",
+      gap === null || gapLimit === null
+        ? "not measured yet"
+        : `${gap >= gapLimit ? "reaches" : "below"} the limit of ${small(gapLimit)}`,
     ],
     [
       "held-out EM",
