@@ -66,13 +66,15 @@ def hold(target: Target, folder: Path) -> Path:
         return target.directory
     held = folder / HELD
     if not held.is_dir():
-        aside = folder / f".{HELD}.{os.getpid()}"
-        shutil.rmtree(aside, ignore_errors=True)
+        aside = folder / f".{HELD}.partial"
+        shutil.rmtree(aside, ignore_errors=True)  # of a command that was killed; the folder is this one's alone
         try:
             _link_files(target.directory, aside)
-        except FileNotFoundError:
+        except BaseException as error:
             shutil.rmtree(aside, ignore_errors=True)
-            raise _vanished(target) from None
+            if isinstance(error, FileNotFoundError):
+                raise _vanished(target) from None
+            raise
         aside.rename(held)
     return held
 

@@ -116,9 +116,14 @@ def read_study(file: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Study:
     tree = _read(file)
     _refuse_unknown(file, "", tree, ("study", "common", "arm"))
     head = _validated(file, "[study]", Head, tree.get("study", {}))
-    arms = [_validated(file, f"[[arm]] {n + 1}", Arm, arm) for n, arm in enumerate(tree.get("arm", []))]
+    arms_there, common_there = tree.get("arm", []), tree.get("common", {})
+    if not isinstance(arms_there, list):
+        raise UserError(f"{file}, arm: write [[arm]] before the keys of each arm.")
+    if not isinstance(common_there, dict):
+        raise UserError(f"{file}, common: it must be one table, [common], of keys and values.")
+    arms = [_validated(file, f"[[arm]] {n + 1}", Arm, arm) for n, arm in enumerate(arms_there)]
     _check_names(file, head, [arm.name for arm in arms])
-    common = _flat(tree.get("common", {})) | dict(overrides)
+    common = _flat(common_there) | dict(overrides)
     base = file.parent / head.base
     folder = Path(head.root) / head.name
     settings = {arm.name: _flat(arm.settings) for arm in arms}

@@ -98,6 +98,8 @@ def test_differences_are_taken_to_the_first_arm_and_to_the_pairs(study):
         ("[common]", '[common]\n"run.seed" = 3', "run.seed is the study's own"),
         ("[common]", '[common]\n"redis.url" = "redis://x"', "redis.url is the study's own"),
         ('base = "base.toml"', 'base = "bass.toml"', "there is no configuration file"),
+        ("[common]", "[[common]]", r"must be one table, \[common\]"),
+        ("[common]", "[[common]]\nx = 1\n[[common]]", r"must be one table, \[common\]"),
         ("fresh_groups = 48", "fresh_groups = ", "is not valid TOML"),
     ],
 )
@@ -110,6 +112,10 @@ def test_a_mistake_is_said_in_a_sentence(study, old, new, said):
 def test_a_study_without_arms_or_file_is_refused(study, tmp_path):
     with pytest.raises(UserError, match=r"has no \[\[arm\]\]"):
         study(HEAD)
+    with pytest.raises(UserError, match=r"write \[\[arm\]\] before"):
+        study(f"arm = 3\n{HEAD}")
+    with pytest.raises(UserError, match=r"must be one table, \[common\]"):
+        study(f"common = 3\n{HEAD}")
     with pytest.raises(UserError, match="there is no study"):
         read_study(tmp_path / "nothing.toml")
 

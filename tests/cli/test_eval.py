@@ -48,6 +48,7 @@ def ask(model_dir: Path, data_file: Path, tmp_path: Path) -> Callable[..., Reque
         (["{model}", "--suite", "aime24", "nq"], "two kinds, search and math"),
         (["{model}", "--suite", "{data}"], "--task search or --task math"),
         (["{model}", "--suite", "{data}", "--task", "math", "--k", "0"], "at least one sample"),
+        (["{model}", "--suite", "{data}", "--task", "math", "--limit", "-1"], "or 0 for all"),
         (["{model}", "--suite", "{data}", "--task", "math", "--k", "4", "--samples", "3"], "less than --k 4"),
         (["{model}", "--suite", "{data}", "--task", "math", "--k", "4", "--greedy"], "the same answer 4 times"),
         (["{model}", "--suite", "{data}", "--task", "math", "--temperature", "-1"], "must be 0 (greedy) or more"),
@@ -206,6 +207,18 @@ def test_where_files_cannot_be_linked_they_are_copied(run_dir: Path, tmp_path: P
     (tmp_path / "out").mkdir()
     held = hold(find_target(str(run_dir)), tmp_path / "out")
     assert (held / "config.json").read_bytes() == (run_dir / "checkpoints/step_1/config.json").read_bytes()
+
+
+def test_stopped_while_holding_leaves_nothing_behind(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", stop)
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        hold(find_target(str(run_dir)), out)
+    assert list(out.iterdir()) == []
 
 
 def test_a_run_is_asked_as_it_was_trained(run_dir: Path, data_file: Path):
