@@ -29,7 +29,7 @@ from services.actor.text import Codec
 from services.actor.verdicts import answered
 from shared.config import Config
 from shared.errors import UserError
-from shared.evaluation.records import AnswersFile, Job, Question, read_job, read_questions
+from shared.evaluation.records import ANSWERS_LOCK, AnswersFile, Job, Question, read_job, read_questions
 from shared.messages import ENV_FAILED
 from shared.model_files import find_model
 from shared.seeds import derive
@@ -138,7 +138,7 @@ async def serve(config: Config, folder: Path, engine: Engine | None = None) -> N
 
 async def _alone(folder: Path) -> IO[str]:
     """Hold the answers while the returned file is open: the process of a command that was killed may still be there."""
-    file = (folder / ".answers.lock").open("a")
+    file = (folder / ANSWERS_LOCK).open("a")
     for _ in range(int(LEAVES_S / LOOK_S)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

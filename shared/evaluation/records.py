@@ -14,6 +14,7 @@ import msgspec
 from shared.errors import UserError
 
 JOB, QUESTIONS, ANSWERS = "job.json", "questions.jsonl", "answers.jsonl"
+ANSWERS_LOCK = ".answers.lock"  # held by the process that answers
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,16 @@ from cli.eval_suites import GROUPS, SUITES, Suite, check_words, questions_of, ta
 from cli.main import main
 from shared import weights
 from shared.errors import UserError
-from shared.evaluation.records import Answered, AnswersFile, Job, Question, read_job, read_questions, write_questions
+from shared.evaluation.records import (
+    ANSWERS_LOCK,
+    Answered,
+    AnswersFile,
+    Job,
+    Question,
+    read_job,
+    read_questions,
+    write_questions,
+)
 from shared.prompts import open_prompts
 from shared.versions import Version
 
@@ -262,6 +271,19 @@ def answered(number: int, source: str, right: list[bool | None], votes: list[int
 
 
 JOB = Job(identity={}, model="m", shown_model="m", samples=2, temperature=1.0, seed=0)
+
+
+def test_to_begin_anew_waits_for_who_still_answers(ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch):
+    plan = make_plan(ask())
+    plan.folder.mkdir()
+    eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=False)
+    monkeypatch.setattr(eval_folder, "LEAVES_S", 0.2)
+    with (plan.folder / ANSWERS_LOCK).open("a") as orphan:
+        fcntl.flock(orphan, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is answering"):
+            eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=True)
+        assert read_job(plan.folder) == plan.job
+    eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=True)
 
 
 def test_the_report_does_not_depend_on_the_order_of_the_answers():
