@@ -52,13 +52,17 @@ def figures_of(
 
 
 def _responses(steps: Sequence[Record], group_size: int) -> dict[str, float | None]:
-    generated = steps[-1].get("groups_generated") if steps else None
+    """Events of earlier versions count groups only, which were whole then."""
+
+    def responses(step: Record, rollouts: str, groups: str) -> float:
+        return step.get(rollouts, step.get(groups, 0) * group_size)
+
     return {
-        "fresh_responses": None if generated is None else generated * group_size,
+        "fresh_responses": responses(steps[-1], "rollouts_generated", "groups_generated") if steps else None,
         "filtered_groups": steps[-1].get("groups_filtered") if steps else None,
         "regenerated_groups": steps[-1].get("groups_regenerated") if steps else None,
-        "trained_responses": _sum(steps, "fresh_groups") * group_size,
-        "replayed_responses": _sum(steps, "replay_groups") * group_size,
+        "trained_responses": sum(responses(s, "fresh_rollouts", "fresh_groups") for s in steps),
+        "replayed_responses": sum(responses(s, "replay_rollouts", "replay_groups") for s in steps),
         "tokens_sampled": _sum(steps, "tokens_sampled"),
         "tokens_trained": _sum([_learner(s) for s in steps], "tokens_trained"),
     }

@@ -57,6 +57,7 @@ class Counters(msgspec.Struct, kw_only=True):
     failed: int = 0  # attempts that brought nothing usable
     duplicates: int = 0  # groups that were there already
     generated: int = 0  # usable training groups
+    generated_rollouts: int = 0  # of these, scored or not
     trained: int = 0  # as fresh groups
     trained_twice: int = 0
     settled: Settled = msgspec.field(default_factory=Settled)  # training tasks trained as fresh, or gone

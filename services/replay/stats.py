@@ -10,7 +10,7 @@ from services.replay.buffer import Buffer, Row
 from services.replay.selection import Selection
 from services.replay.state import Composed, State
 from shared.config import Config
-from shared.messages import AGAIN, GroupHeader, Record, Trained
+from shared.messages import AGAIN, GroupHeader, Part, Record, Trained
 
 WHAT_IF_FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 
@@ -74,6 +74,13 @@ def batch_stats(
     } | compared
 
 
+def trained_rollouts(replay: list[Row], fresh: list[GroupHeader], parts: dict[str, Part]) -> dict[str, int]:
+    """How many stored and fresh responses the batch trains on: those with a reward, or those that `parts` names."""
+    stored = [len(parts[row.id].rollouts) if row.id in parts else row.scored for row in replay]
+    new = [len(parts[h.id].rollouts) if h.id in parts else len(h.scored) for h in fresh]
+    return {"replay_rollouts": sum(stored), "fresh_rollouts": sum(new)}
+
+
 def step_event(config: Config, state: State, batch: Composed, done: Trained, seconds: float) -> dict[str, Any]:
     """The `step` record: one line of metrics.jsonl."""
     c = state.counters
@@ -87,6 +94,7 @@ def step_event(config: Config, state: State, batch: Composed, done: Trained, sec
         "tokens_per_s": batch.stats["tokens_sampled"] / seconds if seconds > 0 else None,
         "buffer_groups": len(state.buffer),
         "groups_generated": c.generated,
+        "rollouts_generated": c.generated_rollouts,
         "groups_trained": c.trained,
         "groups_replayed": c.replayed,
         "groups_lost": c.lost,

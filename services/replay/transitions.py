@@ -19,7 +19,7 @@ from services.replay.resync import cursor_after
 from services.replay.rows import new_row
 from services.replay.selection import Selection, whole_units
 from services.replay.state import Composed, FreshGroup, State, Transaction
-from services.replay.stats import batch_stats, step_event
+from services.replay.stats import batch_stats, step_event, trained_rollouts
 from services.replay.tasks import attempt_seed, question_of, train_task
 from shared.advantages import group_advantages
 from shared.config import Config
@@ -90,6 +90,7 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
         tx.drop("tasks", header.id)
         origins.seen(config, state, tx, header)
         c.generated += 1
+        c.generated_rollouts += len(header.rewards)
         c.mixed += header.mixed
         c.sampled_tokens += sum(header.sampled_tokens)
         c.payload_bytes += header.payload_bytes
@@ -148,6 +149,7 @@ def batch_composed(
     fresh = [id for id in fresh if id not in left_out]
     stats = batch_stats(step, selection, rows, headers, exposed_s)
     stats |= {"fresh_groups": len(fresh), "left_out_groups": len(left_out)}
+    stats |= trained_rollouts(rows, [state.fresh[id].header for id in fresh], parts)
     for id, record in selection.refreshed.items():
         state.buffer.refresh(id, record.headroom, record.drift)
     for id in replay:

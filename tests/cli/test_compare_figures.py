@@ -57,6 +57,15 @@ def test_responses_are_counted_by_what_was_generated_trained_and_replayed():
     assert (s["fresh_responses"], s["trained_responses"], s["replayed_responses"]) == (96, 96, 32)
 
 
+def test_responses_of_groups_that_are_not_whole_are_counted_as_the_batch_does():
+    parts = [
+        step(0) | {"rollouts_generated": 32, "fresh_rollouts": 30, "replay_rollouts": 0},
+        step(1, ages=(1, 1)) | {"rollouts_generated": 63, "fresh_rollouts": 31, "replay_rollouts": 2},
+    ]
+    s = figures("exgrpo", 0, parts).scalars
+    assert (s["fresh_responses"], s["trained_responses"], s["replayed_responses"]) == (63, 61, 2)
+
+
 def test_replay_is_described_by_gate_depth_ages_and_reuse():
     run = figures("hd", 0, [step(0), step(1, ages=(1, 1)), step(2, ages=(1, 4))])
     s = run.scalars

@@ -111,6 +111,7 @@ def test_200_steps_equal_a_literal_version_and_keep_the_bound(replay: dict, ties
             joined += 1
         assert seen.batch.replay == replay_ids
         assert {id: (p.rollouts, p.advantages, p.joins) for id, p in seen.batch.parts.items()} == parts
+        assert seen.batch.stats["replay_rollouts"] == len(replay_ids), "one response of each"
         for id in replay_ids:
             assert 0 < right_of(headers[id]) < len(headers[id].scored)
             assert all(headers[id].correct[place] for place in seen.batch.parts[id].rollouts)

@@ -59,6 +59,7 @@ def test_200_steps_equal_a_literal_version_and_keep_the_bound(select: int):
         born = {header.id: (step, header) for step, header in stored}
         usable = sum(np.count_nonzero(group_advantages(h.rewards)) for step, h in stored if seen.step - step <= MAX_AGE)
         assert sum(len(part.rollouts) for part in seen.batch.parts.values()) == min(n, usable)
+        assert seen.batch.stats["replay_rollouts"] == min(n, usable)
         for id, part in seen.batch.parts.items():
             step, header = born[id]
             assert 1 <= seen.step - step <= MAX_AGE
