@@ -27,7 +27,7 @@ questions = 3
 
 [common]
 "learner.batch" = 2
-"rollout.group_size" = 4
+"rollout.group_size" = 8
 "replay.max_lag" = 0
 "replay.tau" = 10.0
 "replay.capacity" = 8

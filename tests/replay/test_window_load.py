@@ -28,10 +28,18 @@ async def _run(config: Config, pages: int) -> list[float]:
         try:
             while not learner.finished:
                 await asyncio.sleep(0.05)
-            columns = (await http.get("/window/steps", params={"after": STEP})).json()["columns"]
+            async with asyncio.timeout(10):  # the history is looked up about once a second
+                columns = await _steps(http)
+                while len(columns["selection_ms"]) < STEPS - 1:
+                    await asyncio.sleep(0.2)
+                    columns = await _steps(http)
         finally:
             await stop(*peers)
     return columns["selection_ms"]
+
+
+async def _steps(http: httpx.AsyncClient) -> dict[str, list[float]]:
+    return (await http.get("/window/steps", params={"after": STEP})).json()["columns"]
 
 
 async def _look(http: httpx.AsyncClient) -> None:
@@ -55,5 +63,4 @@ async def test_open_pages_do_not_slow_the_selection(make_config: Make) -> None:
     without = await _run(make_config(**sections), 0)
     watched = await _run(make_config(**sections), PAGES)
     print(f"selection of a step, median: {median(without):.3f} ms alone, {median(watched):.3f} ms with {PAGES} pages")
-    assert min(len(without), len(watched)) > STEPS - 5
     assert median(watched) < 1.5 * median(without) + 0.5
