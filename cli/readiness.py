@@ -11,6 +11,7 @@ from typing import Any, cast
 import httpx
 import redis.asyncio
 
+from cli.plan import service_url
 from shared.config import Config
 from shared.streams import Keys
 
@@ -26,8 +27,8 @@ class Readiness:
         self._client, self._since_ms = client, int(since * 1000)
         self._http = httpx.AsyncClient(timeout=HEALTH_TIMEOUT_S, trust_env=False)
         self._health = {
-            "replay": f"http://{_reachable(config.replay.host)}:{config.replay.port}/health",
-            "env_search": f"http://{_reachable(config.search.host)}:{config.search.port}/health",
+            "replay": f"{service_url(config.replay.host, config.replay.port)}/health",
+            "env_search": f"{service_url(config.search.host, config.search.port)}/health",
         }
 
     async def is_up(self, service: str, pid: int | None, heartbeats: list[dict[str, Any]]) -> bool:
@@ -59,7 +60,3 @@ async def heartbeats(client: redis.asyncio.Redis, keys: Keys) -> list[dict[str, 
         return []
     values = await client.mget([keys.actor(id.decode()) for id in ids])
     return [{"id": id.decode(), **json.loads(value)} for id, value in zip(ids, values, strict=True) if value]
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host

@@ -65,14 +65,14 @@ def _replay_url(folder: str) -> str | None:
     """The address of a local run's replay service, from its configuration; None where it has none or no fixed port."""
     from pathlib import Path
 
+    from cli.plan import service_url
     from shared.config import load
 
     path = Path(folder) / "config.toml"
     if not path.is_file():
         return None
     replay = load(path, environ={}).replay
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(replay.host, replay.host)
-    return f"http://{host}:{replay.port}" if replay.port else None
+    return service_url(replay.host, replay.port) if replay.port else None
 
 
 async def _once(args: argparse.Namespace) -> int:

@@ -117,13 +117,15 @@ def _stored_url_follows(file: Path, overrides: list[str]) -> bool:
 
 def launch(config: Any) -> int:
     """Run a checked configuration; the artefacts are in its folder when this returns."""
-    from cli import artefacts, ending, session
+    from cli import artefacts, ending, plan, session
     from cli.progress import screen_for
 
     run_dir: Path = config.run_dir
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     with session.lock(run_dir):
         (run_dir / "config.toml").write_text(config.to_toml())
+        page = plan.service_url(config.replay.host, config.replay.port)
+        print(f"The buffer and every rollout are shown at {page}, and by `headrace top`.", flush=True)
         screen = screen_for(sys.stdout)
         try:
             outcome = asyncio.run(_session(config, screen))

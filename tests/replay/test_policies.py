@@ -156,6 +156,7 @@ def test_every_policy_states_its_name_and_its_bound():
     for name in names():
         assert get_policy(name).name == name
         assert "Bound:" in policy_file(name), f"{name}.py does not say what it guarantees"
+        assert "Source:" in policy_file(name), f"{name}.py does not say where its rule comes from"
 
 
 @pytest.mark.parametrize("name", names())

@@ -4,6 +4,7 @@ A control for Headroom. Where most tokens have a probability near 1, Headroom is
 responses; what Headroom gains over this control is what it says beyond that.
 Bound: every replayed group has Drift <= tau, and no group that was not scanned failed more often than a replayed one.
 A score of G - 1 values has many ties: the newest of equal groups goes first, since nothing else tells them apart.
+Source: this project's control.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 """`none`: plain GRPO. Nothing is stored, nothing is replayed.
 
 Bound: the buffer is empty at every step.
+Source: Shao et al., arXiv 2402.03300 (GRPO).
 """
 
 from services.replay.policies import Policy

@@ -1,6 +1,7 @@
 """`uniform`: groups drawn uniformly without replacement, without a scan.
 
 Bound: a step replays exactly min(K, stored) groups, each stored group with the same probability.
+Source: the textbook's experience replay, over groups; this project's control.
 """
 
 import numpy as np

@@ -3,6 +3,7 @@
 A control for Headroom: the usual way of preferring prompts of middling difficulty, with the gate that Headroom has.
 Bound: every replayed group has Drift <= tau, and no group that was not scanned has a larger q (1 - q) than a replayed
 one. The newest of equal groups goes first, as in `fail_rate`.
+Source: this project's control.
 """
 
 import numpy as np
