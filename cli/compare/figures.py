@@ -86,6 +86,7 @@ def _time(steps: Sequence[Record]) -> dict[str, float | None]:
         "step_s": whole,
         "step_s_median": median(known) if (known := [v for s in timed if (v := step_seconds(s)) is not None]) else None,
         **{f"{part}_s": seconds for part, seconds in parts.items()},
+        "waiting_share": (parts["waiting"] or 0.0) / whole if whole else None,
         "other_s": None if whole is None else whole - sum(p or 0.0 for p in parts.values()),
         "scan_exposed_s": _mean_key(timed, "scan_exposed_s"),
         "generation_s": _mean_key(timed, "generation_s_mean"),

@@ -45,7 +45,8 @@ def _blocks(results: Results, pictures: dict[str, Path]) -> list[Block]:
 
     blocks: list[Block] = [Heading(f"Study {results.study.head.name}", 1), *tables.opening(results)]
     sources = tables.by_source(results)
-    blocks += [Heading("Results"), tables.headline(results), *picture("step_time"), *picture("quality")]
+    blocks += [Heading("Results"), tables.headline(results)]
+    blocks += [tables.step_parts(results), *picture("step_time"), *picture("quality")]
     blocks += [sources] if sources is not None else []
     blocks += [Heading("Differences"), *tables.differences(results)]
     blocks += [Heading("While training"), *picture("training")]

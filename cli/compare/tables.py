@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cli.compare.document import Block, Table, Text
+from cli.compare.figures import PARTS
 from cli.compare.intervals import Interval, difference, mean_of, ratio, verdict
 from cli.compare.results import Results
 from cli.progress import DASH, clock
@@ -106,6 +107,12 @@ def headline(results: Results) -> Table:
     return _by_arm(results, columns)
 
 
+def step_parts(results: Results) -> Table:
+    """One row an arm: what the learner does in a step."""
+    columns = [(part, f"{part}_s", SECONDS, 1.0) for part in (*PARTS, "other")]
+    return _by_arm(results, [("waiting, of a step", "waiting_share", PER_CENT, 100.0), *columns])
+
+
 def by_source(results: Results) -> Table | None:
     """Mean@k and Best@k of each source of questions; None where there is one source."""
     k = results.study.head.samples
@@ -184,7 +191,7 @@ def method(results: Results) -> Iterator[str]:
             f"a latency of {text} s was added to each retrieval call" if text else "no latency was added to retrieval"
             for text in sorted(latency)
         )
-        + ", drawn per call with a seed of its own, the same for all arms."
+        + ", drawn per call with a seed of its own, the same for all arms. The evaluation adds none."
     )
     yield (
         "Runs were made one after the other, seed by seed, each with a server and processes of its own; a run that was "

@@ -43,7 +43,7 @@ name = "b + HD b/2"
 settings = {{ "replay.select" = 1 }}
 """
 # wall time, and what follows from it
-TIMED = ("_s", "_s_median", "tokens_per_s", "peak_memory_bytes", "restarts", "engine_gap")
+TIMED = ("_s", "_s_median", "waiting_share", "tokens_per_s", "peak_memory_bytes", "restarts", "engine_gap")
 
 
 LONG_S = 800  # of a study, on a machine that does much else
