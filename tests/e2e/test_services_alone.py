@@ -151,7 +151,7 @@ def test_two_steps_of_mathematics_are_trained_and_both_evaluations_are_in(run: R
         (0, QUESTIONS, 0),
         (STEPS, QUESTIONS, 0),
     ]
-    assert run.events[-1]["kind"] == "finished"
+    assert sum(e["kind"] == "finished" for e in run.events) == 1  # a swap to the last version may still follow it
     assert [len(batch.fresh) for batch in run.traffic.batches] == [BATCH] * STEPS
     before = load_file(run.folder.parent / "model" / "model.safetensors")
     after = load_file(run.folder / "checkpoints" / "latest" / "model.safetensors")
