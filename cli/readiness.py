@@ -5,8 +5,7 @@ learner               it has announced weights since this session began
 actor                 a heartbeat with its process id and an engine
 """
 
-import json
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import redis.asyncio
@@ -51,12 +50,3 @@ class Readiness:
             return (await self._http.get(url)).status_code == 200
         except httpx.HTTPError:
             return False
-
-
-async def heartbeats(client: redis.asyncio.Redis, keys: Keys) -> list[dict[str, Any]]:
-    """What every live actor last said of itself, by id, with "age_s" where the server tells it."""
-    ids: list[Any] = sorted(await cast(Any, client.smembers(keys.actors)))
-    if not ids:
-        return []
-    values = await client.mget([keys.actor(id.decode()) for id in ids])
-    return [{"id": id.decode(), **json.loads(value)} for id, value in zip(ids, values, strict=True) if value]

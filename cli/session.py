@@ -24,12 +24,13 @@ from cli.memory import together
 from cli.plan import ServiceSpec
 from cli.processes import Program, Supervisor
 from cli.progress import Screen
-from cli.readiness import Readiness, heartbeats
+from cli.readiness import Readiness
 from cli.recorder import Recorder
 from cli.view import RunView
 from shared.cancellation import stop
 from shared.config import Config
 from shared.errors import UserError
+from shared.heartbeats import alive
 from shared.redis_client import connect_async, wait_until_up
 from shared.streams import Keys
 
@@ -182,7 +183,7 @@ class Session:
         try:
             while True:
                 with suppress(redis.RedisError, OSError):
-                    self.view.actors = await heartbeats(client, keys)
+                    self.view.actors = await alive(client, keys)
                     await self._look_for_ready(readiness, supervisor)
                 await asyncio.sleep(LOOK_S if not self.view.waiting_for else LOOK_S / 5)
         finally:

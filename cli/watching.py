@@ -10,11 +10,11 @@ import redis
 
 from cli.listener import Listener
 from cli.progress import Screen
-from cli.readiness import heartbeats
 from cli.recorder import Recorder
 from cli.view import RunView
 from shared.cancellation import stop as stop_tasks
 from shared.config import Config
+from shared.heartbeats import alive
 from shared.redis_client import connect_async, until_up
 from shared.streams import Keys
 
@@ -37,7 +37,7 @@ async def follow_to_end(config: Config, screen: Screen) -> bool:
     try:
         while not any(work.done() for work in (following, *ends)):
             with suppress(redis.RedisError, OSError):
-                view.actors = await heartbeats(client, keys)
+                view.actors = await alive(client, keys)
             with suppress(OSError):  # nobody reads the pipe: it is recorded all the same
                 screen.show(view)
             await asyncio.wait([following, *ends], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)

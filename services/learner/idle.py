@@ -4,14 +4,14 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from shared import heartbeats
 from shared.streams import Keys
 from shared.waiting import FIRST_S
 
 
 def waiting_text(client: Any, keys: Keys, step: int, waited_s: float) -> tuple[str, bool]:
     """(a sentence, whether groups are still coming). A step whose groups take minutes to make is nothing unusual."""
-    names = [name.decode() for name in client.smembers(keys.actors)]
-    alive = sum(beat is not None for beat in client.mget([keys.actor(name) for name in names])) if names else 0
+    alive = sum(beat is not None for beat in heartbeats.known(client, keys).values())
     since = _since_last_group(client, keys)
     last = "none has come yet" if since is None else f"the last one came {since:.0f} s ago"
     text = (

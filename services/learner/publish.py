@@ -4,7 +4,6 @@ The canary's log-probabilities are those of the model that was written, at tempe
 with what it loaded and refuses the version when they differ.
 """
 
-import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ import torch
 
 from services.learner.groups import Group, Row
 from services.learner.policy import logprobs, vocabulary_of
-from shared import weights
+from shared import heartbeats, weights
 from shared.messages import CanarySequence, WeightsNotice
 from shared.streams import Keys
 from shared.versions import Version
@@ -82,12 +81,10 @@ def sampled_sequences(model: Any, count: int, tokens: int) -> list[list[int]]:
 
 def versions_in_use(client: Any, keys: Keys) -> set[Version]:
     """The versions that live actors report in their heartbeats: in force, or just being read."""
-    actors = [id.decode() for id in client.smembers(keys.actors)]
-    beats = client.mget([keys.actor(id) for id in actors]) if actors else []
-    if silent := [id for id, beat in zip(actors, beats, strict=True) if not beat]:
+    actors = heartbeats.known(client, keys)
+    if silent := [id for id, beat in actors.items() if beat is None]:
         client.srem(keys.actors, *silent)  # one that is alive after all adds itself with its next heartbeat
-    told = [json.loads(beat) for beat in beats if beat]
-    versions = [beat.get(field) for beat in told for field in ("version", "loading")]
+    versions = [beat.get(field) for beat in actors.values() if beat for field in ("version", "loading")]
     return {Version(int(v[0]), int(v[1])) for v in versions if v}
 
 

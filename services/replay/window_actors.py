@@ -1,17 +1,19 @@
 """The heartbeats of the actors, for people: read when somebody asks, at most once a second."""
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import redis.asyncio
 
+from shared import heartbeats
 from shared.streams import Keys
 
 ACTORS_SHOWN = 64
 _LOOK_S = 1.0
-_SHOWN = ("state", "version", "engine", "device", "groups_running", "tokens_per_s", "swaps", "canary_refused", "memory")
+_SHOWN = (
+    "id", "state", "version", "engine", "device", "groups_running", "tokens_per_s", "swaps", "canary_refused", "memory",
+)  # fmt: skip
 
 
 class Actors:
@@ -26,12 +28,6 @@ class Actors:
         """One record per live actor, by name. Raises RedisError."""
         if self._clock() - self._looked >= _LOOK_S:
             self._looked = self._clock()
-            members: Any = self._client.smembers(self._keys.actors)
-            names = sorted(name.decode() for name in await members)
-            beats: Any = await self._client.mget([self._keys.actor(name) for name in names]) if names else []
-            self._alive = [_shown(n, json.loads(beat)) for n, beat in zip(names, beats, strict=True) if beat]
+            beats = await heartbeats.alive(self._client, self._keys)
+            self._alive = [{key: beat[key] for key in _SHOWN if key in beat} for beat in beats]
         return self._alive[:ACTORS_SHOWN]
-
-
-def _shown(name: str, beat: dict[str, Any]) -> dict[str, Any]:
-    return {"id": name, **{key: beat[key] for key in _SHOWN if key in beat}}

@@ -1,0 +1,33 @@
+"""What the actors last said of themselves, as their heartbeats in Redis have it."""
+
+import json
+from collections.abc import Iterable
+from typing import Any, cast
+
+import redis
+import redis.asyncio
+
+from shared.streams import Keys
+
+Beat = dict[str, Any]
+
+
+async def alive(client: redis.asyncio.Redis, keys: Keys) -> list[Beat]:
+    """One record per live actor, by "id". Raises RedisError."""
+    names = _names(await cast(Any, client.smembers(keys.actors)))
+    values: Any = await client.mget([keys.actor(name) for name in names]) if names else []
+    return [{"id": name, **beat} for name, beat in _told(names, values).items() if beat is not None]
+
+
+def known(client: redis.Redis, keys: Keys) -> dict[str, Beat | None]:
+    """Every actor that has not signed off, by name; None where its heartbeat has stopped. Raises RedisError."""
+    names = _names(cast(Any, client.smembers(keys.actors)))
+    return _told(names, cast(Any, client.mget([keys.actor(name) for name in names])) if names else [])
+
+
+def _names(members: Iterable[bytes]) -> list[str]:
+    return sorted(member.decode() for member in members)
+
+
+def _told(names: list[str], values: Iterable[bytes | None]) -> dict[str, Beat | None]:
+    return {name: json.loads(value) if value else None for name, value in zip(names, values, strict=True)}
