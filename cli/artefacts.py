@@ -7,6 +7,7 @@ from typing import Any
 from cli.recorder import EVENTS, read_records
 from cli.samples import as_markdown
 from cli.summary import summarise
+from shared import checkpoints
 from shared.config import Config
 
 SUMMARY, CURVES, SAMPLES, FINAL = "summary.json", "curves.png", "samples.md", "final"
@@ -36,14 +37,11 @@ def write(run_dir: Path, pictures: bool) -> dict[str, Any]:
 
 def link_final(run_dir: Path) -> Path | None:
     """Point `final` at the newest checkpoint; None where there is none."""
-    steps = {}
-    for folder in (run_dir / "checkpoints").glob("step_*"):
-        number = folder.name.removeprefix("step_")
-        if number.isdigit():
-            steps[int(number)] = folder
+    root = run_dir / "checkpoints"
+    steps = checkpoints.steps(root)
     if not steps:
         return None
-    newest = steps[max(steps)]
+    newest = checkpoints.folder(root, steps[-1])
     aside = run_dir / ".final"
     aside.unlink(missing_ok=True)
     aside.symlink_to(newest.relative_to(run_dir))

@@ -15,7 +15,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared import weights
+from shared import checkpoints, weights
 from shared.config import Config, load
 from shared.errors import UserError
 from shared.evaluation.records import read_job
@@ -23,7 +23,6 @@ from shared.model_files import find_model
 from shared.versions import Version
 
 HELD = "model"
-_STATE = "trainer_state.pt"  # of a checkpoint; three times the size of the weights, and of no use here
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def run_config(run_dir: Path) -> Config:
 
 def _of_run(run_dir: Path, which: str) -> Target:
     config, training = run_config(run_dir), is_training(run_dir)
-    versions, steps = weights.published(config.weights_dir), _steps(config.checkpoints_dir)
+    versions, steps = weights.published(config.weights_dir), checkpoints.steps(config.checkpoints_dir)
     if re.fullmatch(r"\d+\.\d+", which):
         version = Version(*map(int, which.split(".")))
         return Target(f"{run_dir}@{version}", config.weights_dir / version.directory, run_dir, training)
@@ -154,15 +153,10 @@ def _in_run(directory: Path) -> Target | None:
     return Target(f"{run_dir}@{name}", directory, run_dir, is_training(run_dir))
 
 
-def _steps(root: Path) -> list[int]:
-    names = [p.name for p in root.glob("step_*") if p.is_dir()] if root.is_dir() else []
-    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
-
-
 def _link_files(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for file in sorted(source.iterdir()):
-        if file.name == _STATE or not file.is_file():
+        if file.name == checkpoints.STATE or not file.is_file():  # the state is of no use here
             continue
         try:
             os.link(file, target / file.name)

@@ -17,18 +17,19 @@ from typing import Any
 
 import torch
 
+from shared import checkpoints
+from shared.checkpoints import STATE, steps
 from shared.weights import MANIFEST, digest_of, sync, sync_folder
 
 log = logging.getLogger("headrace")
 
-STATE = "trainer_state.pt"
 LATEST = "latest"
 
 
 def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict[str, Any]) -> Path:
     """Write `step_<step>`: the model by `write_model(folder)`, and `state`. One that is there already is replaced."""
     root.mkdir(parents=True, exist_ok=True)
-    final = root / f"step_{step}"
+    final = checkpoints.folder(root, step)
     aside = root / f".step_{step}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -50,18 +51,12 @@ def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict
 def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
     """(folder, state) of the newest checkpoint whose files are the ones that were written; None when there is none."""
     for step in sorted(steps(root), reverse=True):
-        folder = root / f"step_{step}"
+        folder = checkpoints.folder(root, step)
         fault = _fault(folder)
         if not fault:
             return folder, torch.load(folder / STATE, map_location="cpu", weights_only=True)
         log.warning("checkpoint %s is passed over: %s", folder, fault)
     return None
-
-
-def steps(root: Path) -> list[int]:
-    """The steps of the checkpoints in the folder, ascending, damaged ones included."""
-    names = [p.name for p in root.glob("step_*") if p.is_dir()] if root.is_dir() else []
-    return sorted(int(n[5:]) for n in names if n[5:].isdigit())
 
 
 def prune(root: Path, keep_last: int, keep_every: int) -> None:
