@@ -100,7 +100,9 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), environ: Mappin
     type, or settings that contradict each other.
     """
     environ = os.environ if environ is None else environ
-    tree = _beside(_read_toml(Path(path)), Path(path).parent) if path else {}
+    tree = (
+        _beside(read_toml(Path(path), "configuration file", "examples/atlas.toml"), Path(path).parent) if path else {}
+    )
     for dotted, value in [*_from_environ(environ), *parse_overrides(overrides)]:
         _set(tree, dotted, value)
     return build(tree, where=str(path) if path else "the configuration")
@@ -154,13 +156,12 @@ def without_password(url: str) -> str:
     return f"{scheme}{sep}{rest.rpartition('@')[2]}" if sep else url
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
+    """The file's tree. UserError in a sentence; `what` it is and an `example` to start from are for one not there."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(
-            f"there is no configuration file {path}: check the path, or start from examples/atlas.toml."
-        ) from None
+        raise UserError(f"there is no {what} {path}: check the path, or start from {example}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:

@@ -13,7 +13,6 @@ The order is seed by seed, so that what a machine does over hours falls on all a
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.replay.policies import get_policy
 from services.replay.rules import no_slots
-from shared.config import PATH_KEYS, Config, load
+from shared.config import PATH_KEYS, Config, load, read_toml
 from shared.errors import UserError
 
 # what the study itself decides for each run
@@ -113,7 +112,7 @@ def read_study(file: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Study:
 
     HEADRACE_* variables are not heeded: the file is all there is to a study.
     """
-    tree = _read(file)
+    tree = read_toml(file, "study", "examples/studies/quick.toml")
     _refuse_unknown(file, "", tree, ("study", "common", "arm"))
     head = _validated(file, "[study]", Head, tree.get("study", {}))
     arms_there, common_there = tree.get("arm", []), tree.get("common", {})
@@ -193,19 +192,6 @@ def _check_names(file: Path, head: Head, arms: list[str]) -> None:
     for arm in [head.against, *(arm for pair in head.pairs for arm in pair)]:
         if arm and arm not in arms:
             raise UserError(f"{file}: there is no arm '{arm}'{_hint(arm, arms)}")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"there is no study {file}: check the path, or start from examples/studies/quick.toml."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from None
 
 
 def _validated(file: Path, where: str, kind: type[T], tree: Any) -> T:
