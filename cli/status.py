@@ -27,13 +27,16 @@ def add_parser(subparsers: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    status.add_argument(
-        "run_dir", nargs="?", metavar="RUN_DIR", help="the run's folder; by default the newest under ./runs"
-    )
-    status.add_argument("--redis", metavar="URL", help="the address of Redis, where the run is on another machine")
-    status.add_argument("--run", metavar="NAME", dest="run_name", help="the run's name, with --redis")
+    add_target_arguments(status, "RUN_DIR", "the run's folder; by default the newest under ./runs")
     status.add_argument("--json", action="store_true", help="print everything as JSON")
     status.set_defaults(run=run)
+
+
+def add_target_arguments(parser: argparse.ArgumentParser, metavar: str, run_help: str) -> None:
+    """The words by which a run is meant, as `find_target` reads them."""
+    parser.add_argument("run_dir", nargs="?", metavar=metavar, help=run_help)
+    parser.add_argument("--redis", metavar="URL", help="the address of Redis, where the run is on another machine")
+    parser.add_argument("--run", metavar="NAME", dest="run_name", help="the run's name, with --redis")
 
 
 @dataclass(frozen=True)

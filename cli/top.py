@@ -10,6 +10,8 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
+from cli.status import add_target_arguments, find_target
+
 EPILOG = """examples:
   headrace top                                          the newest run under ./runs
   headrace top runs/atlas-001                           that run
@@ -29,11 +31,7 @@ def add_parser(subparsers: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument(
-        "run_dir", nargs="?", metavar="RUN", help="the run's folder, or replay's address; by default the newest run"
-    )
-    top.add_argument("--redis", metavar="URL", help="the address of Redis, where the run is on another machine")
-    top.add_argument("--run", metavar="NAME", dest="run_name", help="the run's name, with --redis")
+    add_target_arguments(top, "RUN", "the run's folder, or replay's address; by default the newest run")
     top.add_argument("--once", action="store_true", help="print one frame and leave")
     top.set_defaults(run=run)
 
@@ -46,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
 async def _source(args: argparse.Namespace) -> Any:
     """Replay's address where one is given or the run's own answers with its name; its Redis otherwise."""
     from cli.glance import FromRedis, FromReplay
-    from cli.status import find_target
     from shared.errors import UserError
 
     if args.run_dir and args.run_dir.startswith(("http://", "https://")):
