@@ -18,6 +18,7 @@ from cli.eval_folder import CONFIG
 from cli.eval_progress import Progress
 from cli.processes import Program, Supervisor
 from services.env_search.manifest import read_manifest
+from shared.cancellation import stop
 from shared.config import Config
 from shared.errors import UserError
 from shared.evaluation.records import Answered, AnswersFile, Job
@@ -81,9 +82,7 @@ class EvalSession:
                 work.result()
             return work.done()
         finally:
-            for task in (work, failed, stopped):
-                task.cancel()
-            await asyncio.gather(work, failed, stopped, return_exceptions=True)
+            await stop(work, failed, stopped)
             await supervisor.stop()
             self._take()
 

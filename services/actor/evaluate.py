@@ -27,6 +27,7 @@ from services.actor.retrieval import Retriever
 from services.actor.rollout import Budget, Player, Rollout
 from services.actor.text import Codec
 from services.actor.verdicts import answered
+from shared.cancellation import stop
 from shared.config import Config
 from shared.errors import UserError
 from shared.evaluation.records import ANSWERS_LOCK, AnswersFile, Job, Question, read_job, read_questions
@@ -163,41 +164,22 @@ async def _answer(
     config: Config, job: Job, questions: list[Question], file: AnswersFile, engine: MeteredEngine
 ) -> None:
     codec = await asyncio.to_thread(Codec, find_model(config.model.path))
-    retriever = _retriever(config) if config.env.kind == "search" else None
-    budget = Budget(
-        max_tokens=config.rollout.max_tokens,
-        max_turn_tokens=config.rollout.max_turn_tokens,
-        max_turns=config.env.max_turns,
-        max_observation_tokens=config.env.max_observation_tokens,
-    )
+    retriever = Retriever.of(config) if config.env.kind == "search" else None
     try:
         await engine.start()
         log.info("engine %s is up", engine.name)
-        player = Player(engine, codec, budget, retriever.search if retriever is not None else None)
+        player = Player(engine, codec, Budget.of(config), retriever.search if retriever is not None else None)
         work = asyncio.ensure_future(Evaluation(config, job, player, file).run(questions))
         watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.requests > 0, STUCK_S))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             (work if work.done() else watch).result()
         finally:
-            for task in (work, watch):
-                task.cancel()
-            await asyncio.gather(work, watch, return_exceptions=True)
+            await stop(work, watch)
     finally:
         if retriever is not None:
             await retriever.close()
         await engine.close()
-
-
-def _retriever(config: Config) -> Retriever:
-    c = config
-    return Retriever(
-        c.env.url,
-        topk=c.env.topk,
-        timeout_s=c.env.timeout_s,
-        retries=c.env.retries,
-        max_query_chars=c.search.max_query_chars,
-    )
 
 
 if __name__ == "__main__":

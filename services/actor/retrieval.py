@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from services.actor.observation import Document
+from shared.config import Config
 from shared.latency import Latency
 
 WINDOW_S = 0.002  # how long a query waits for company
@@ -44,6 +45,21 @@ class Retriever:
         self._timer: asyncio.TimerHandle | None = None
         self._sending: set[asyncio.Task[None]] = set()
         self._index: str | None = None
+
+    @classmethod
+    def of(
+        cls, config: Config, *, on_retry: Callable[[], None] = lambda: None, latency: Latency | None = None
+    ) -> "Retriever":
+        """The client of the retriever that a configuration names."""
+        return cls(
+            config.env.url,
+            topk=config.env.topk,
+            timeout_s=config.env.timeout_s,
+            retries=config.env.retries,
+            max_query_chars=config.search.max_query_chars,
+            on_retry=on_retry,
+            latency=latency,
+        )
 
     async def __aenter__(self) -> "Retriever":
         return self

@@ -16,6 +16,7 @@ from services.actor.engine import Engine, Sampling, add_run
 from services.actor.observation import Document, observation
 from services.actor.retrieval import RetrievalFailed
 from services.actor.text import Codec
+from shared.config import Config
 from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, TRUNCATED
 from shared.versions import Version
 
@@ -30,6 +31,16 @@ class Budget:
     max_turn_tokens: int  # sampled in one turn
     max_turns: int = 0  # with search; one more generation follows
     max_observation_tokens: int = 0
+
+    @classmethod
+    def of(cls, config: Config) -> "Budget":
+        """The limits that a configuration sets."""
+        return cls(
+            max_tokens=config.rollout.max_tokens,
+            max_turn_tokens=config.rollout.max_turn_tokens,
+            max_turns=config.env.max_turns,
+            max_observation_tokens=config.env.max_observation_tokens,
+        )
 
 
 @dataclass

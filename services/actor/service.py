@@ -110,29 +110,15 @@ class Actor:
         started = time.monotonic()
         await self.engine.start()
         if c.env.kind == "search":
-            self._retriever = Retriever(
-                c.env.url,
-                topk=c.env.topk,
-                timeout_s=c.env.timeout_s,
-                retries=c.env.retries,
-                max_query_chars=c.search.max_query_chars,
-                on_retry=metrics.RETRIES.inc,
-                latency=parse_latency(c.env.latency),
-            )
+            self._retriever = Retriever.of(c, on_retry=metrics.RETRIES.inc, latency=parse_latency(c.env.latency))
         retriever = self._retriever
-        budget = Budget(
-            max_tokens=c.rollout.max_tokens,
-            max_turn_tokens=c.rollout.max_turn_tokens,
-            max_turns=c.env.max_turns,
-            max_observation_tokens=c.env.max_observation_tokens,
-        )
 
         async def marks() -> dict[str, str]:
             return fingerprints(c, directory, await retriever.index() if retriever is not None else "")
 
         self.ready = True
         log.info("engine %s is up after %.1f s", self.engine.name, time.monotonic() - started)
-        return Player(self.engine, codec, budget, retriever.search if retriever is not None else None), marks
+        return Player(self.engine, codec, Budget.of(c), retriever.search if retriever is not None else None), marks
 
     async def _swapped(self) -> None:
         self.tasks.wake()
