@@ -159,6 +159,12 @@ class PeerLearner:
         self.heeds_memory = False
         self.headers: dict[str, GroupHeader] = {}  # of all groups, for a test to look at
 
+    async def until_finished(self, within_s: float) -> None:
+        """Wait for the end of the run. Raises TimeoutError."""
+        async with asyncio.timeout(within_s):
+            while not self.finished:
+                await asyncio.sleep(0.02)
+
     async def run(self) -> None:
         """One life: from the checkpoint until cancelled or finished."""
         self.lineage += 1

@@ -103,9 +103,7 @@ async def run(config) -> tuple[list[Batch], list[dict], SteadyLearner]:
     tasks = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(learner.run())]
     await asyncio.sleep(0.05)
     tasks.append(asyncio.create_task(actor.run()))
-    async with asyncio.timeout(60):
-        while not learner.finished:
-            await asyncio.sleep(0.02)
+    await learner.until_finished(60)
     await stop(*tasks)
     stored = await client_of(config.redis.url).xrange(Keys(config.run.name).events)
     return [b for _, b in learner.trained], [r for _, r in events.parse(stored) if r["kind"] == "step"], learner

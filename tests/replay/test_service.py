@@ -122,9 +122,7 @@ async def test_a_learner_whose_checkpoint_outlived_redis_goes_on_from_it(make_co
     tasks = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(learner.run())]
     await asyncio.sleep(0.05)
     tasks.append(asyncio.create_task(actor.run()))
-    async with asyncio.timeout(30):
-        while not learner.finished:
-            await asyncio.sleep(0.02)
+    await learner.until_finished(30)
     await stop(*tasks)
     numbers = [int(id[1:]) for _, batch in learner.trained for id in batch.fresh]
     assert sorted(numbers) == list(range(36, 48)), "the data set goes on where step 9 begins"
@@ -248,8 +246,6 @@ async def test_a_finished_run_goes_on_when_it_is_given_more_steps(make_config):
     tasks = [asyncio.create_task(new_replay(longer).run()), asyncio.create_task(learner.run())]
     await asyncio.sleep(0.05)
     tasks.append(asyncio.create_task(actor.run()))
-    async with asyncio.timeout(30):
-        while not learner.finished:
-            await asyncio.sleep(0.02)
+    await learner.until_finished(30)
     await stop(*tasks)
     assert [batch.step for _, batch in learner.trained] == [5, 6, 7, 8]
