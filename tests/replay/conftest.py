@@ -1,17 +1,21 @@
 """A small configuration for the replay service's tests."""
 
+import asyncio
 import uuid
 
 import pytest
 import pytest_asyncio
 
+from shared.cancellation import stop
 from shared.config import Config, build
 from tests.replay.peers import close_clients
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def _clients_are_closed():
+async def _nothing_is_left_running():
+    """A test that fails in the middle must not end the next one by the warnings of its tasks and connections."""
     yield
+    await stop(*asyncio.all_tasks() - {asyncio.current_task()})
     await close_clients()
 
 

@@ -51,12 +51,9 @@ async def test_a_full_server_makes_the_actors_wait_until_it_is_given_more_memory
     payloads_of(run, 100_000)
     await limit(4 * MB)
     async with asyncio.timeout(40):
-        while not all(actor.refused for actor in run.actors):
+        while not all(actor.refused >= 20 for actor in run.actors):  # the server's own buffers make room come and go
             await asyncio.sleep(0.05)
-        await asyncio.sleep(1.0)
-        stalled = len(run.learner.trained)
-        await asyncio.sleep(1.0)
-        assert len(run.learner.trained) == stalled < 24
+        assert len(run.learner.trained) * run.config.learner.batch * 100_000 < 4 * MB, "no payload beyond the limit"
         for task in (run.replay, run.learning, *run.acting):
             assert not task.done(), "they all wait"
         await limit(0)
