@@ -15,6 +15,7 @@ USAGE = """headrace: asynchronous GRPO in which replay is a service
   headrace tau RUN_DIR|CONFIG.toml   which gate on drift suits a run
   headrace status [RUN_DIR]          what a running system is doing
   headrace top [RUN_DIR]             the same at a glance, drawn anew every second
+  headrace deadletters [RUN_DIR]     what was refused, from where, and why
   headrace watch [CONFIG.toml]       follow a run that something else started, and record it
   headrace eval MODEL --suite S      how well a model or a run's newest version answers, k samples a question
   headrace doctor                    what this machine can run, and what is missing
@@ -36,6 +37,7 @@ COMMANDS = {
     "tau": "cli.tau",
     "status": "cli.status",
     "top": "cli.top",
+    "deadletters": "cli.deadletters",
     "watch": "cli.watch",
     "eval": "cli.eval",
     "doctor": "cli.doctor",

@@ -40,7 +40,8 @@ def _figures(state: dict[str, Any]) -> Table:
     table.add_row("  reward", number(step.get("reward_mean")), "acceptance", percent(step.get("acceptance")))
     table.add_row("  held-out EM", percent(evaluated.get("em")), "buffer", f"{step.get('buffer_groups', DASH)} groups")
     table.add_row("  lag", number(step.get("lag_mean"), 2), "step", f"{number(step.get('seconds'), 2)} s")
-    table.add_row("  Redis", gib(state["redis_memory_bytes"]), "dead letters", str(state["dead_letters"]))
+    letters = f"{state['dead_letters']}: see `headrace deadletters`" if state["dead_letters"] else "0"
+    table.add_row("  Redis", gib(state["redis_memory_bytes"]), "dead letters", letters)
     return table
 
 
