@@ -10,8 +10,8 @@ EPILOG = """examples:
   headrace deadletters runs/atlas-001 -n 1000 --json
   headrace deadletters --redis redis://host:6379/0 --run exp7
 
-An entry that is no valid message, or a group whose arrays do not fit, is put aside and the run goes on without it. About
-the last 1,000 are kept, 64 KiB of each. Several in a row from one place mean two versions of Headrace in one run, or
+An entry that is no valid message, or a group whose arrays do not fit, is put aside and the run goes on without it; the
+last 1,000 or so are kept, 64 KiB of each. Several in a row from one place mean two versions of Headrace in one run, or
 something else that writes to its keys.
 """
 SHOWN_BYTES = 48

@@ -46,6 +46,8 @@ def contradictions(c: Config) -> Iterator[str]:
             "top_k = 0, because a cut distribution makes the policy ratio biased."
         )
     yield from _loss_contradictions(c)
+    if c.actor.exact and c.actor.engine != "torch":
+        yield f"actor.exact is of the torch engine, and actor.engine = '{c.actor.engine}': set it to 'torch'."
     if c.learner.kl > 0 and not c.model.kl_reference:
         yield "learner.kl > 0 needs model.kl_reference, the frozen model it measures to."
     yield from _latency_contradictions(c)

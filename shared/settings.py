@@ -54,7 +54,7 @@ class Env(Section):
 
     kind: Literal["search", "single"] = "search"
     url: str = "http://127.0.0.1:8000"
-    prompt: str = "search_r1"  # search_r1 | math | plain, or a text holding {question}
+    prompt: str = "search_r1"  # search_r1 | math | qwen_math | plain, or a text holding {question}
     topk: int = Field(default=3, ge=1)
     max_turns: int = Field(default=4, ge=1)  # turns with search; one more generation without follows
     max_observation_tokens: int = Field(default=500, ge=8)
@@ -105,6 +105,7 @@ class Actor(Section):
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     tensor_parallel: int = Field(default=1, ge=1)
     enforce_eager: bool = True
+    exact: bool = False  # torch engine: one request at a time, so that no bit depends on what else is generated; slow
     heartbeat_s: float = Field(default=2.0, gt=0)
     canary_tolerance: float = Field(default=0.0, ge=0)  # nats; 0: 1e-3 in fp32, 0.25 in bf16
     port: int = Field(default=0, ge=0, le=65535)  # metrics; 0: any free port
@@ -149,7 +150,8 @@ class Learner(Section):
 
     batch: int = Field(default=64, ge=1)  # b: fresh groups of a step
     mini_batch: int = Field(default=0, ge=0)  # groups per optimiser step; 0: the whole batch in one
-    micro_tokens: int = Field(default=16384, ge=64)  # tokens per forward, padding included
+    micro_tokens: int = Field(default=16384, ge=64)  # tokens per forward
+    packed: bool = True  # rollouts one after another, without padding; off, or where a model cannot: padded to the longest
     loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
     advantage: Literal["std", "mean"] = "std"  # r - mean r, over the group's std or as it is; dr_grpo: "mean"
     clip_low: float = Field(default=0.2, gt=0, le=1)  # unset: gspo 3e-4, cispo 1, which is no bound below

@@ -112,6 +112,17 @@ async def score_rollouts(
     return [one(r) for r in rollouts]
 
 
+def is_of_one_learner(task: Task, rollouts: list[Rollout], max_lag: int) -> bool:
+    """Whether every token is of weights that the task may be answered with.
+
+    A learner that resumes goes back to its checkpoint, and what is under way goes on under these weights; at lag 0 no
+    other swap comes between, so that tokens of two versions there are of two lives of the learner.
+    """
+    versions = {version for rollout in rollouts for _, version in rollout.version_runs}
+    mixes = len(versions) > 1 and max_lag == 0 and task.kind != EVAL
+    return not mixes and all(version.number >= task.min_version for version in versions)
+
+
 def check_task(task: Task) -> None:
     """Raise UserError for a task that cannot be played as it stands."""
     if task.kind not in KINDS:

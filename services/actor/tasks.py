@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from services.actor import metrics
 from services.actor.follower import Follower
-from services.actor.group import Group, check_task, roll_out
+from services.actor.group import Group, check_task, is_of_one_learner, roll_out
 from services.actor.retrieval import RetrievalFailed
 from services.actor.rollout import Player
 from services.actor.transcript import is_shown, transcript_event
@@ -117,24 +117,29 @@ class Tasks:
         self, entry: Entry, task: Task, player: Player, fingerprints: Callable[[], Awaitable[dict[str, str]]]
     ) -> None:
         wait_s = self.config.rollout.deadline_s
-        if not await self.follower.wait_for(task.min_version, wait_s):
-            await self.wire.warn(
-                f"task {task.id} waited {wait_s:g} s for weights {task.min_version} and is handed back: the newest "
-                f"here are {self.follower.engine.version}. Is the learner running?"
-            )
-            await self._give_up(entry)
-            return
         engine = self.follower.engine
-        try:
-            group = await roll_out(
-                task, player, self.config, self.wire.name, lambda: engine.version or Version(0, 0), fingerprints
-            )
-        except RetrievalFailed as error:
-            await self.wire.warn(f"task {task.id} is handed back: {error}")
-            await asyncio.sleep(_PAUSE_S)
-            await self._give_up(entry)
-        else:
-            await self._put(entry, task, group)
+        while True:
+            if not await self.follower.wait_for(task.min_version, wait_s):
+                await self.wire.warn(
+                    f"task {task.id} waited {wait_s:g} s for weights {task.min_version} and is handed back: the newest "
+                    f"here are {engine.version}. Is the learner running?"
+                )
+                await self._give_up(entry)
+                return
+            try:
+                group = await roll_out(
+                    task, player, self.config, self.wire.name, lambda: engine.version or Version(0, 0), fingerprints
+                )
+            except RetrievalFailed as error:
+                await self.wire.warn(f"task {task.id} is handed back: {error}")
+                await asyncio.sleep(_PAUSE_S)
+                await self._give_up(entry)
+                return
+            if is_of_one_learner(task, group.rollouts, self.config.replay.max_lag):
+                await self._put(entry, task, group)
+                return
+            metrics.GROUPS.labels("again").inc()
+            log.info("task %s is rolled out again: the learner resumed at an earlier version meanwhile", task.id)
 
     async def _put(self, entry: Entry, task: Task, group: Group) -> None:
         payload = encode_payload(group.payload) if group.payload is not None else b""

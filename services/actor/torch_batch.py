@@ -5,6 +5,9 @@
 
 Sampling is reproducible by a loop of a dozen lines: one uniform number per token from the request's own generator, and
 the token is how many entries of cumsum(softmax(float64 logits / T)) are at most u times its last.
+
+The last bits of a log-probability depend on which rows share a forward, hence on timing. `alone` runs one row at a time
+from an empty cache: then they depend on its tokens and the weights and nothing else.
 """
 
 from collections import OrderedDict
@@ -26,9 +29,11 @@ Entries = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of one row,
 class Batch:
     """The rows that generate together. Not thread-safe: it belongs to the engine's thread."""
 
-    def __init__(self, model: TorchModel, decode: Callable[[Sequence[int]], str], ends: Sequence[int]) -> None:
-        """`decode` finds stop strings; `ends` are the ids that end a turn."""
-        self.model, self.decode, self.ends = model, decode, frozenset(ends)
+    def __init__(
+        self, model: TorchModel, decode: Callable[[Sequence[int]], str], ends: Sequence[int], alone: bool = False
+    ) -> None:
+        """`decode` finds stop strings; `ends` are the ids that end a turn; `alone`: no two rows share anything."""
+        self.model, self.decode, self.ends, self.alone = model, decode, frozenset(ends), alone
         self.cache = model.new_cache()
         self.joining: list[Row] = []
         self.running: list[Row] = []  # row i is in slot i
@@ -53,6 +58,10 @@ class Batch:
         """Let waiting rows in, then give every row one token; returns how many tokens were sampled."""
         self._drop(lambda row: row.cancelled)
         waiting, self.joining = [row for row in self.joining if not row.cancelled], []
+        if self.alone:
+            places = 0 if self.running else 1
+            waiting, self.joining = waiting[:places], waiting[places:]
+            self.cache = self.cache if self.running else self.model.new_cache()
         sampled = len(waiting)
         if waiting:
             self._prefill(waiting, version)
@@ -128,7 +137,7 @@ class Batch:
             row = self.running[slot]
             if not leaves(row):
                 continue
-            if row.sampling.stop and row.finish != "length" and not row.cancelled:
+            if row.sampling.stop and row.finish != "length" and not row.cancelled and not self.alone:
                 self._keep(slot, row)
             last = len(self.running) - 1
             if slot != last:

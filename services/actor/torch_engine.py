@@ -106,7 +106,9 @@ class TorchEngine:
         chosen = self.config.model.dtype
         dtype = {"auto": torch.float32 if device == "cpu" else torch.bfloat16}.get(chosen) or getattr(torch, chosen)
         self._model = TorchModel(directory, device, dtype)
-        self._batch = Batch(self._model, Codec(directory).decode, engine.end_tokens(directory))
+        self._batch = Batch(
+            self._model, Codec(directory).decode, engine.end_tokens(directory), alone=self.config.actor.exact
+        )
 
     def _exchange(self, notice: WeightsNotice, state: "dict[str, torch.Tensor]") -> float:
         model, batch = self._loaded

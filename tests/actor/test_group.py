@@ -8,7 +8,7 @@ import pytest
 
 from services.actor.assemble import Origin, assemble
 from services.actor.engine import EngineFailed, Generation, Sampling
-from services.actor.group import check_task, roll_out
+from services.actor.group import check_task, is_of_one_learner, roll_out
 from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine
 from services.actor.rollout import Budget, Player, Rollout
@@ -51,6 +51,26 @@ def rollout(status: str = FINISHED, logprob: float = -0.5, version: Version = V0
         searches=1,
         status=status,
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "min_version", "first", "max_lag", "kept"),
+    [
+        ("train", 1, V1, 0, True),
+        ("train", 1, V0, 3, False),  # sampled below what was asked for: a learner went back to its checkpoint
+        ("train", 0, V0, 3, True),  # an ordinary swap
+        ("train", 0, V0, 0, False),  # at lag 0 there are none
+        ("train", 1, Version(1, 1), 0, False),  # the same number of another life
+        ("eval", 0, V0, 0, True),  # training does not wait for an evaluation
+        ("eval", 1, V0, 0, False),
+    ],
+)
+def test_a_group_is_of_weights_its_task_allows(
+    kind: str, min_version: int, first: Version, max_lag: int, kept: bool
+) -> None:
+    task = make_task(kind=kind, min_version=min_version)
+    rollouts = [rollout(version=V1), rollout(version=first), Rollout()]
+    assert is_of_one_learner(task, rollouts, max_lag) == kept
 
 
 def test_an_unscored_rollout_is_masked_out_whole_and_the_others_are_not():

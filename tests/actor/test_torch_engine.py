@@ -72,6 +72,7 @@ async def test_rows_that_join_and_leave_get_the_tokens_of_a_plain_loop(engine, m
     assert {g.finish for g in got} == {"stop", "eos", "length"}
 
 
+@pytest.mark.slow
 async def test_a_turn_that_goes_on_from_a_kept_one_is_computed_the_same(engine, model_dir):
     s = Sampling(1.0, 30, 5, ("</search>", "</answer>"))
     seeds = range(60)
@@ -84,6 +85,27 @@ async def test_a_turn_that_goes_on_from_a_kept_one_is_computed_the_same(engine, 
         tokens, logprobs = plain_loop(model_dir, prompt, s)
         assert g.ids == tokens
         assert np.abs(np.array(g.logprobs) - logprobs).max() < 1e-5
+
+
+async def test_alone_a_request_gives_the_same_bits_whoever_else_asks(make_config):
+    work = requests(24)
+
+    async def answered(config, order: list[int], beside: bool) -> dict[int, Generation]:
+        engine = TorchEngine(config)
+        await engine.start()
+        if beside:
+            got = await asyncio.gather(*(engine.generate(*work[i]) for i in order))
+        else:
+            got = [await engine.generate(*work[i]) for i in order]
+        await engine.close()
+        return dict(zip(order, got, strict=True))
+
+    exact = make_config(actor={"exact": True})
+    one_by_one = await answered(exact, list(range(24)), beside=False)
+    assert await answered(exact, list(reversed(range(24))), beside=True) == one_by_one
+    together = await answered(make_config(actor={"exact": False}), list(range(24)), beside=True)
+    assert {i: g.ids for i, g in together.items()} == {i: g.ids for i, g in one_by_one.items()}
+    assert together != one_by_one, "the last bits differ, else this test would show nothing"
 
 
 async def test_turns_that_end_alike_are_counted_once_in_what_is_kept(engine):
