@@ -28,6 +28,7 @@ class LateFiles(ScriptedEngine):
         return await super().swap(notice, directory)
 
 
+@pytest.mark.slow
 async def test_a_version_whose_files_come_late_is_adopted_in_the_end(tmp_path, redis_url, monkeypatch):
     monkeypatch.setattr(module, "TRY_AGAIN_S", 0.5)
     config = build({"run": {"name": "late", "root": str(tmp_path)}, "redis": {"url": redis_url}})
@@ -122,6 +123,7 @@ async def test_reading_slow_files_is_not_the_swap_and_a_slow_swap_names_its_limi
     await wire.client.aclose()
 
 
+@pytest.mark.slow
 async def test_an_actor_that_waits_for_its_first_weights_says_so(tmp_path, redis_url, monkeypatch):
     monkeypatch.setattr(module, "LongWait", partial(LongWait, 0.2))
     config = build({"run": {"name": "first", "root": str(tmp_path)}, "redis": {"url": redis_url}})

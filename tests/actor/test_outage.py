@@ -48,6 +48,7 @@ async def test_groups_wait_at_a_full_server_and_are_stored_once_there_is_room(wi
         await wire.client.aclose()
 
 
+@pytest.mark.slow
 async def test_calls_wait_for_a_server_that_is_away_however_long(tmp_path: Path) -> None:
     port = free_port()
     url = f"redis://127.0.0.1:{port}/0"

@@ -140,6 +140,7 @@ def test_tables_show_means_with_half_intervals_and_no_empty_columns(results):
     assert [row[0] for row in tables.replayed(results).rows] == ["b + HD b/2"]
 
 
+@pytest.mark.slow
 def test_every_picture_is_drawn_and_drawn_the_same_again(results, tmp_path):
     first = plots.draw_all(results.arms, tmp_path / "a", 32)
     assert set(first) == {"step_time", "quality", "training", "replay", "ages", "what_if"}

@@ -100,6 +100,7 @@ async def test_a_clean_exit_counts_as_done_only_when_the_work_is_done(tmp_path: 
     assert entry.restarts == 1
 
 
+@pytest.mark.slow
 async def test_stop_leaves_no_process_even_of_a_stubborn_program_with_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

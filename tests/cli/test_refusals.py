@@ -100,6 +100,7 @@ def test_a_retriever_on_another_machine_that_does_not_answer(refused: Callable[.
     assert said.startswith("no retriever answers at env.url = 'http://retriever.invalid:8000': start it there")
 
 
+@pytest.mark.slow
 def test_redis_that_is_down(refused: Callable[..., str], unused_port: int) -> None:
     said = refused("--redis.url", f"redis://:secret@127.0.0.1:{unused_port}/0")
     assert f"Redis at redis://127.0.0.1:{unused_port}/0 did not answer within 3 s" in said

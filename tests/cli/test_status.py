@@ -59,6 +59,7 @@ def test_the_state_for_a_person(run_in_redis: str, capsys: pytest.CaptureFixture
         assert shown in said
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_run_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "runs" / "x"
     run_dir.mkdir(parents=True)

@@ -106,6 +106,7 @@ def test_samples_show_one_question_before_and_after() -> None:
     assert text.count("```") == 4, "a transcript cannot end its block"
 
 
+@pytest.mark.slow
 def test_the_curves_are_drawn_whatever_was_measured(tmp_path: Path) -> None:
     for name, events in (("full", records()), ("one", [step(0)])):
         draw(events, tmp_path / f"{name}.png", name)

@@ -55,7 +55,7 @@ def test_the_dashboards_are_those_the_script_writes():
     [
         ("check", "config", DEPLOY / "prometheus" / "prometheus.yml"),
         ("check", "rules", RULES, ALERTS),
-        ("test", "rules", Path(__file__).with_name("alerts_test.yml")),
+        pytest.param(("test", "rules", Path(__file__).with_name("alerts_test.yml")), marks=pytest.mark.slow),
     ],
     ids=["config", "rules", "each alert fires, and only when it should"],
 )

@@ -54,6 +54,7 @@ def test_an_interrupted_build_continues_and_gives_the_same_index(corpus_file: Pa
     assert not (tmp_path / "resumed.building").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_build_continues(tmp_path: Path):
     corpus = tmp_path / "corpus.jsonl"
     rows = ({"id": str(i), "contents": f"river{i % 977} mill{i % 31} weir{i}"} for i in range(10_000))

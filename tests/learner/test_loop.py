@@ -310,6 +310,7 @@ def test_a_step_that_replay_lost_the_word_of_is_told_again_and_not_trained_again
     assert decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice).version == Version(0, 1)
 
 
+@pytest.mark.slow
 def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
     config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_an_incomplete_model_folder_is_told_in_one_sentence(
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_in_one_sentence_and_exit_two(tmp_path: Path, policy_dir: Path, redis_url: str) -> None:
     good = config_of(tmp_path, policy_dir, redis_url)
     no_model = good.model_copy(update={"model": good.model.model_copy(update={"path": ""})})

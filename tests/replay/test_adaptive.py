@@ -92,6 +92,7 @@ def test_a_resumed_run_with_another_tau_starts_within_its_bounds():
     assert clamped(Gate(1e-6), BASE, DECADES).tau == pytest.approx(1e-3)
 
 
+@pytest.mark.slow
 async def test_a_run_follows_the_rule_through_crashes_of_replay(make_config):
     config = make_config(run={"steps": 20}, replay={"tau": 1e-4, "adaptive_tau": 1.0})
     state, _, records = await run_to_the_end(config, crashes=8)

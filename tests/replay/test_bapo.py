@@ -52,7 +52,15 @@ def hear(hard: dict[int, tuple[int, int]], question: int, header: GroupHeader, s
         del hard[min((heard, question) for question, (_, heard) in hard.items())[1]]
 
 
-@pytest.mark.parametrize("replay", [{}, {"select": 3, "ask_again_every": 1}, {"capacity": 8}], ids=str)
+@pytest.mark.parametrize(
+    "replay",
+    [
+        {},
+        pytest.param({"select": 3, "ask_again_every": 1}, marks=pytest.mark.slow),
+        pytest.param({"capacity": 8}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_200_steps_equal_a_literal_version(replay: dict):
     recording = Recording()
     config = settings(recording, **replay)
@@ -103,7 +111,9 @@ def test_200_steps_equal_a_literal_version(replay: dict):
     assert joined > 20, "the recording must have hard prompts that become solvable"
 
 
-@pytest.mark.parametrize(("max_lag", "crashes", "learner_crashes"), [(0, 6, 0), (1, 6, 3), (3, 0, 0)])
+@pytest.mark.parametrize(
+    ("max_lag", "crashes", "learner_crashes"), [(1, 6, 3), (3, 0, 0), pytest.param(0, 6, 0, marks=pytest.mark.slow)]
+)
 async def test_a_run_with_crashes_asks_every_round_once_and_keeps_the_lag(
     make_config, max_lag, crashes, learner_crashes
 ):

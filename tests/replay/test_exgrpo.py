@@ -61,7 +61,11 @@ def literal_round(open_prompts: dict[int, tuple[int, int]], n: int, G: int, seed
     return asked
 
 
-@pytest.mark.parametrize(("replay", "ties"), [({}, False), ({"select": 5, "capacity": 40}, True)], ids=str)
+@pytest.mark.parametrize(
+    ("replay", "ties"),
+    [({}, False), pytest.param({"select": 5, "capacity": 40}, True, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_200_steps_equal_a_literal_version_and_keep_the_bound(replay: dict, ties: bool):
     recording = Recording()
     b, G = recording.batch, recording.group_size
@@ -169,7 +173,10 @@ def test_far_buckets_and_no_prompts_are_no_trouble():
     assert [k.question for k in by_difficulty([kept(0, 6, 7), kept(1, 3, 7)], 1, 8, Moment(1, 5))] == [1]
 
 
-@pytest.mark.parametrize(("max_lag", "crashes", "learner_crashes"), [(0, 6, 0), (1, 6, 3), (2, 0, 0)])
+@pytest.mark.parametrize(
+    ("max_lag", "crashes", "learner_crashes"),
+    [(2, 0, 0), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((0, 6, 0), (1, 6, 3)))],
+)
 async def test_a_run_with_crashes_joins_the_same_responses_again(make_config, max_lag, crashes, learner_crashes):
     config = make_config(
         run={"steps": 20}, replay={"policy": "exgrpo", "max_lag": max_lag, "select": 3, "capacity": 40}

@@ -5,7 +5,10 @@ import pytest
 from tests.replay.test_service import check_the_run, run_to_the_end
 
 
-@pytest.mark.parametrize("policy", ["headroom_only", "drift_only", "fail_rate", "variance"])
+@pytest.mark.parametrize(
+    "policy",
+    ["headroom_only", "variance", *(pytest.param(p, marks=pytest.mark.slow) for p in ("drift_only", "fail_rate"))],
+)
 async def test_a_policy_that_scans_runs_through_crashes(make_config, policy):
     config = make_config(replay={"policy": policy})
     state, learner, records = await run_to_the_end(config, crashes=3, seed=3)

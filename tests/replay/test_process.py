@@ -74,6 +74,7 @@ def test_it_comes_up_from_variables_alone_and_leaves_at_once_on_a_signal(start):
     assert process.returncode == 0 and time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_a_signal_is_heeded_while_redis_is_away(start):
     process = start(REDIS__URL=f"redis://127.0.0.1:{free_port()}/0", REDIS__WAIT_S=60)
     time.sleep(3)
@@ -84,6 +85,7 @@ def test_a_signal_is_heeded_while_redis_is_away(start):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_each_mistake_is_one_sentence_and_status_2(start, tmp_path):
     assert "did not answer within 0.5 s" in said(start(REDIS__URL="redis://127.0.0.1:1/0", REDIS__WAIT_S=0.5), 2)
     assert "nowhere.jsonl" in said(start(DATA__TRAIN="nowhere.jsonl"), 2)
@@ -97,6 +99,7 @@ def test_each_mistake_is_one_sentence_and_status_2(start, tmp_path):
     assert f"127.0.0.1:{port} cannot be opened" in said(start(REPLAY__PORT=port), 2)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_replaced_says_so(start):
     ports = [free_port(), free_port()]
     old = start(REPLAY__PORT=ports[0])

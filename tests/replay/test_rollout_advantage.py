@@ -38,7 +38,14 @@ def literal_draw(stored: list[tuple[int, GroupHeader]], step: int, seed: int, n:
     return drawn
 
 
-@pytest.mark.parametrize("select", [0, 3, 40], ids=["half", "few", "more than there are"])
+@pytest.mark.parametrize(
+    "select",
+    [
+        pytest.param(3, id="few"),
+        pytest.param(0, id="half", marks=pytest.mark.slow),
+        pytest.param(40, id="more than there are", marks=pytest.mark.slow),
+    ],
+)
 def test_200_steps_equal_a_literal_version_and_keep_the_bound(select: int):
     recording = Recording()
     replay = {"policy": "rollout_advantage", "select": select, "capacity": 48}
@@ -85,6 +92,7 @@ def buffer_of(advantages: list[list[float]], step: int = 0) -> Buffer:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_draw_follows_the_weights():
     buffer = buffer_of([[4.0, 0.0, 1.0], [-1.0, -0.25, 0.0]])
     first: Counter[tuple[str, int]] = Counter()

@@ -140,6 +140,7 @@ def test_the_buffer_follows_a_plain_list_through_inserts_evictions_and_refreshes
     assert len(buffer) == 100
 
 
+@pytest.mark.slow
 def test_the_index_takes_less_than_200_bytes_a_group():
     n = 100_000
     tracemalloc.start()

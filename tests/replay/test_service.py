@@ -102,6 +102,7 @@ async def test_the_lag_bound_holds(make_config, max_lag):
     check_the_run(config, state, learner, records)
 
 
+@pytest.mark.slow
 async def test_replay_killed_again_and_again_loses_nothing(make_config):
     config = make_config(run={"steps": 20})
     state, learner, records = await run_to_the_end(config, crashes=12, fail_share=0.1, seed=5)
@@ -128,6 +129,7 @@ async def test_a_learner_whose_checkpoint_outlived_redis_goes_on_from_it(make_co
     assert sorted(numbers) == list(range(36, 48)), "the data set goes on where step 9 begins"
 
 
+@pytest.mark.slow
 async def test_both_crash(make_config):
     config = make_config(run={"steps": 20}, replay={"max_lag": 2})
     state, learner, records = await run_to_the_end(config, crashes=6, learner_crashes=4, fail_share=0.1, seed=7)
@@ -192,6 +194,7 @@ async def test_a_second_replay_process_takes_over_and_the_first_leaves(make_conf
     await stop(second, *others)
 
 
+@pytest.mark.slow
 async def test_what_a_replaced_process_read_in_its_last_moment_reaches_the_new_one(make_config):
     config = make_config(run={"steps": 4})
     client, keys = client_of(config.redis.url), Keys(config.run.name)

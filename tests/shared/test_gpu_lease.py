@@ -124,6 +124,7 @@ def test_several_gpus_are_claimed_all_or_none(gpus, lease):
     assert lease.claim("actor"), "the last one is still there for who needs one"
 
 
+@pytest.mark.slow
 def test_the_gpu_of_a_dead_process_is_free_when_its_lease_ends(gpus, lease, redis_url):
     holder = (
         "import sys, time; from shared.config import load; from shared.gpu_lease import GpuLease\n"

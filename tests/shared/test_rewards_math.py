@@ -167,6 +167,7 @@ def test_the_same_slow_answer_is_paid_for_once():
     assert time.monotonic() - started < 0.1
 
 
+@pytest.mark.slow
 @math_verify
 def test_a_quick_answer_is_not_held_up_by_a_slow_one():
     warm_up()
@@ -178,6 +179,7 @@ def test_a_quick_answer_is_not_held_up_by_a_slow_one():
     assert slow.result() is False
 
 
+@pytest.mark.slow
 @math_verify
 def test_who_waits_for_others_until_the_deadline_is_unscored_not_wrong():
     warm_up()
