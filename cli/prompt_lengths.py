@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.actor.text import instruction
+from services.actor.text import messages_of
 from shared.prompts import Example, PromptSource
 
 CHUNK = 1000
@@ -54,8 +54,7 @@ class PromptTokens:
         return best
 
     def _text(self, example: Example) -> str:
-        question = {"role": "user", "content": instruction(self._env_prompt, example.question)}
-        messages = example.messages or [question]
+        messages = example.messages or messages_of(self._env_prompt, example.question)
         if self._template is None:
             return "\n".join(m["content"] for m in messages)
         return self._template.render(messages=messages, add_generation_prompt=True, **_special_tokens(self._settings))

@@ -19,7 +19,10 @@ TEMPLATES = {
         "Question: {question}\n"
     ),
     "math": "Solve the problem. Reason step by step, and put the final answer within \\boxed{}.\n\n{question}",
+    "qwen_math": "{question}",
 }
+# What Qwen's mathematics models were trained to hear before a problem; a bare question of qwen_math has it in front.
+SYSTEM = {"qwen_math": "Please reason step by step, and put your final answer within \\boxed{}."}
 
 
 def instruction(prompt: str, question: str) -> str:
@@ -30,6 +33,12 @@ def instruction(prompt: str, question: str) -> str:
             f"env.prompt = '{prompt}' is neither one of {', '.join(TEMPLATES)} nor a text with {{question}}."
         )
     return text.replace("{question}", question)
+
+
+def messages_of(prompt: str, question: str) -> list[dict[str, str]]:
+    """The chat that a bare question becomes under `env.prompt`."""
+    system = [{"role": "system", "content": SYSTEM[prompt]}] if prompt in SYSTEM else []
+    return [*system, {"role": "user", "content": instruction(prompt, question)}]
 
 
 class Codec:
@@ -58,8 +67,7 @@ class Codec:
     def prompt(self, messages: Sequence[dict[str, str]], template: str) -> list[int]:
         """Chat messages through the chat template, up to where the policy begins to write."""
         chat = [
-            {"role": "user", "content": instruction(template, m["content"])} if m["role"] == QUESTION else m
-            for m in messages
+            said for m in messages for said in (messages_of(template, m["content"]) if m["role"] == QUESTION else [m])
         ]
         if self.tokenizer.chat_template is None:
             return self.encode("\n".join(m["content"] for m in chat))
