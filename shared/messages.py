@@ -20,6 +20,9 @@ from shared.versions import Version
 
 SCHEMA = 1
 
+LARGEST = 1e6  # of a reward, an advantage, a log-probability: what is beyond was not computed from a rollout
+PAYLOAD_BYTES = 2**29  # the most that Redis holds under one key
+
 TRAIN, EVAL = "train", "eval"
 AGAIN = "again"  # a training task whose prompt was asked before, at the wish of a policy
 KINDS = (TRAIN, EVAL, AGAIN)
@@ -282,7 +285,12 @@ def _check_header(h: GroupHeader) -> None:
     numbers = [h.headroom, h.seconds, h.env_seconds, *h.scored]
     if not all(math.isfinite(x) for x in numbers):
         raise Malformed(f"group {h.id}: a number that is not finite")
-    if min([h.number, h.attempt, h.payload_bytes, h.prompt_tokens, *h.sampled_tokens, *h.total_tokens]) < 0:
+    if any(abs(x) > LARGEST for x in [h.headroom, *h.scored]) or any(abs(sign) > 1 for sign in h.signs):
+        raise Malformed(f"group {h.id}: a reward, Headroom or sign that no rollout gives")
+    counts = [h.number, h.attempt, h.prompt_tokens, *h.sampled_tokens, *h.total_tokens, *h.searches, *h.version_min]
+    if min(counts) < 0 or h.payload_bytes < 0:
         raise Malformed(f"group {h.id}: a negative count")
+    if max([*counts, *h.version_max]) >= 2**31 or h.payload_bytes > PAYLOAD_BYTES:
+        raise Malformed(f"group {h.id}: a count larger than any group has")
     if h.version_min.number > h.version_max.number:
         raise Malformed(f"group {h.id}: version_min {h.version_min} above version_max {h.version_max}")

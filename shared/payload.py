@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.messages import SCHEMA, Malformed
+from shared.messages import LARGEST, SCHEMA, Malformed
 from shared.versions import Version
 
 
@@ -153,10 +153,12 @@ def _check(p: Payload) -> None:
         raise Malformed(f"payload {p.id}: the prompt is empty")
     if len(p.l_gen) != trained:
         raise Malformed(f"payload {p.id}: {len(p.l_gen)} log-probabilities for {trained} trained tokens")
-    if p.l_gen.max() > 1e-3:
-        raise Malformed(f"payload {p.id}: a log-probability above 0")
+    if p.l_gen.max() > 1e-3 or p.l_gen.min() < -LARGEST:
+        raise Malformed(f"payload {p.id}: a log-probability above 0 or below -{LARGEST:g}")
     if len(p.advantages) != p.group_size or len(p.documents) != p.group_size:
         raise Malformed(f"payload {p.id}: {len(p.advantages)} advantages for {p.group_size} rollouts")
+    if np.abs(p.advantages).max() > LARGEST:
+        raise Malformed(f"payload {p.id}: an advantage beyond {LARGEST:g}")
     if (p.prompt.min() < 0) or (len(p.tokens) and p.tokens.min() < 0):
         raise Malformed(f"payload {p.id}: a negative token id")
     runs = p.version_runs

@@ -297,9 +297,13 @@ def _group_is_missing(error: ResponseError) -> bool:
 
 
 def _entries(stream: str, reply: Any) -> list[Entry]:
-    return [Entry(stream, id, fields[FIELD]) for _, items in reply or [] for id, fields in items if fields]
+    return [_entry(stream, id, fields) for _, items in reply or [] for id, fields in items if fields]
 
 
 def _claimed(stream: str, reply: Any) -> list[Entry]:
     # Redis 6.2 reports a deleted entry as (id, None), Redis 7 in a list of its own
-    return [Entry(stream, id, fields[FIELD]) for id, fields in reply[1] if id is not None and fields]
+    return [_entry(stream, id, fields) for id, fields in reply[1] if id is not None and fields]
+
+
+def _entry(stream: str, id: bytes, fields: dict[bytes, bytes]) -> Entry:
+    return Entry(stream, id, fields.get(FIELD, b""))  # one without our field is a stranger's: refused like bad bytes

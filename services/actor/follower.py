@@ -74,7 +74,7 @@ class Follower:
                 await self._tell_of_waiting(wait.seconds)
             if notices:
                 last, fields = notices[-1]
-                newest = fields[FIELD]
+                newest = fields.get(FIELD, b"")
                 missing, tried = not await self._adopt(newest), time.monotonic()
             reply: Any = await self.wire.call(lambda last=last: client.xread({stream: last}, 64, BLOCK_MS))
             notices = reply[0][1] if reply else []

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.actor.tags import neutralise
 
+CHARACTERS_PER_TOKEN = 64  # more than any tokenizer packs into a token of prose; what is behind cannot be shown
 OPEN, CLOSE = "\n\n<information>", "</information>\n\n"
 
 
@@ -27,7 +28,8 @@ def observation(
 
     Whole documents are kept from the best one on; the first that does not fit is cut short, if some of it fits.
     """
-    lines = [_line(i, d, special_tokens) for i, d in enumerate(documents, 1)]
+    most = CHARACTERS_PER_TOKEN * max(limit, 1)
+    lines = [_line(i, d, most, special_tokens) for i, d in enumerate(documents, 1)]
     for kept in range(len(lines), -1, -1):
         ids = encode(OPEN + "".join(lines[:kept]) + CLOSE)
         if len(ids) <= limit:
@@ -48,6 +50,6 @@ def _with_part(whole: str, line: str, encode: Callable[[str], list[int]], limit:
     return best
 
 
-def _line(number: int, document: Document, special_tokens: tuple[str, ...]) -> str:
-    title, text = (neutralise(part, special_tokens) for part in (document.title, document.text))
+def _line(number: int, document: Document, most: int, special_tokens: tuple[str, ...]) -> str:
+    title, text = (neutralise(part[:most], special_tokens) for part in (document.title, document.text))
     return f"Doc {number}(Title: {title}) {text}\n"

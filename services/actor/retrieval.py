@@ -5,17 +5,19 @@ left anyway, and nobody waits for another one's delay.
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 
 from services.actor.observation import Document
-from shared.config import Config
+from shared.config import Config, without_password
 from shared.latency import Latency
 
 WINDOW_S = 0.002  # how long a query waits for company
 MAX_MERGED = 128  # queries of one request
+MAX_ANSWER_BYTES = 64 * 2**20  # of one answer, unpacked
 _BACKOFF_S, _BACKOFF_CAP_S = 0.1, 2.0
 
 
@@ -40,6 +42,7 @@ class Retriever:
         self.url = url.rstrip("/")
         self.topk, self.retries, self.max_query_chars = topk, retries, max_query_chars
         self.on_retry, self.latency = on_retry, latency
+        self.timeout_s = timeout_s
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
         self._waiting: list[tuple[str, asyncio.Future[list[Document]]]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -116,6 +119,11 @@ class Retriever:
             _fail(batch, RetrievalFailed(str(error)))
         except RetrievalFailed as error:
             _fail(batch, error)
+        except BaseException:
+            _fail(
+                batch, RetrievalFailed(f"the request to {without_password(self.url)} was given up")
+            )  # nobody may wait for it
+            raise
         else:
             for (_, answer), documents in zip(batch, found, strict=True):
                 if not answer.done():
@@ -125,30 +133,42 @@ class Retriever:
         last = ""
         for attempt in range(self.retries + 1):
             try:
-                return await call()
+                async with asyncio.timeout(self.timeout_s):  # of the whole answer: httpx's is for each piece of it
+                    return await call()
             except _Refused:
                 raise
-            except (httpx.HTTPError, _BadAnswer) as error:
+            except (httpx.HTTPError, TimeoutError, _BadAnswer) as error:
                 last = f"{type(error).__name__}: {error}"
-                if isinstance(error, httpx.TransportError):
+                if isinstance(error, httpx.TransportError | TimeoutError):
                     self._index = None  # what comes back may serve another index
             if attempt < self.retries:
                 self.on_retry()
                 await asyncio.sleep(min(_BACKOFF_S * 2**attempt, _BACKOFF_CAP_S))
-        raise RetrievalFailed(f"{self.url} did not answer after {self.retries + 1} tries ({last})")
+        raise RetrievalFailed(f"{without_password(self.url)} did not answer after {self.retries + 1} tries ({last})")
 
     async def _post(self, queries: list[str]) -> list[list[Document]]:
         request = {"queries": queries, "topk": self.topk, "return_scores": True}
-        response = await self._client.post(f"{self.url}/retrieve", json=request)
-        if 400 <= response.status_code < 500:
-            raise _Refused(f"{self.url} refused the query: {response.status_code} {response.text[:200]}")
-        return documents_of(_json(response), len(queries))
+        status, body = await self._read("POST", "/retrieve", json=request)
+        if 400 <= status < 500:
+            text = body[:200].decode(errors="replace")
+            raise _Refused(f"{without_password(self.url)} refused the query: {status} {text}")
+        return [found[: self.topk] for found in documents_of(_json(status, body), len(queries))]
 
     async def _ask_index(self) -> str:
-        answer = _json(await self._client.get(f"{self.url}/health"))
+        answer = _json(*await self._read("GET", "/health"))
         if not isinstance(answer, dict) or not isinstance(answer.get("index"), str):
             return ""  # another retriever, which has no fingerprint
-        return answer["index"]
+        return _printable(answer["index"])
+
+    async def _read(self, method: str, path: str, **more: Any) -> tuple[int, bytes]:
+        """Status and body of an answer that is not larger than any honest one."""
+        body = bytearray()
+        async with self._client.stream(method, self.url + path, **more) as response:
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise _BadAnswer(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        return response.status_code, bytes(body)
 
 
 class _BadAnswer(Exception):
@@ -184,15 +204,22 @@ def _document(hit: Any) -> Document:
             raise _BadAnswer("a document without contents")
         title, _, text = contents.partition("\n")
         title = title.strip('"')
-    return Document(str(document.get("id", "")), str(title), str(text))
+    return Document(_printable(document.get("id", "")), _printable(title), _printable(text))
 
 
-def _json(response: httpx.Response) -> Any:
-    if response.status_code != 200:
-        raise _BadAnswer(f"status {response.status_code}")
+def _printable(value: Any) -> str:
+    """As text that can be encoded: JSON can name half of a surrogate pair, which neither msgpack nor a tokenizer takes."""
+    if not isinstance(value, str | int | float):
+        raise _BadAnswer("a document whose parts are not text")
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _json(status: int, body: bytes) -> Any:
+    if status != 200:
+        raise _BadAnswer(f"status {status}")
     try:
-        return response.json()
-    except ValueError:
+        return json.loads(body)
+    except (ValueError, RecursionError):
         raise _BadAnswer("the answer is not JSON") from None
 
 

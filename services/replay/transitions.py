@@ -73,6 +73,8 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
     """
     c = state.counters
     task = state.tasks.get(header.id)
+    if task is not None and not _answers(task, header):
+        raise Malformed(f"group {header.id} is of another task than the one of this name")
     if task is not None and header.kind != EVAL:
         lengths.offered(c, header)
     if task is None:  # answered before
@@ -103,6 +105,13 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
         tx.keep_header(header)
         oldest = min(task.min_version, header.version_min.number)  # it may be the answer of an earlier attempt
         tx.put("fresh", header.id, FreshGroup(header, due=oldest + config.replay.max_lag))
+
+
+def _answers(task: Task, header: GroupHeader) -> bool:
+    """Whether the group is of this task, of whichever attempt; one that failed may have no rollouts."""
+    same = (header.kind, header.number, header.round) == (task.kind, task.number, task.round)
+    sizes = (0, task.group_size) if header.failure else (task.group_size,)
+    return same and header.attempt <= task.attempt and len(header.rewards) in sizes
 
 
 def task_vanished(config: Config, state: State, tx: Transaction, task: Task) -> None:

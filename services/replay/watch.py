@@ -56,7 +56,7 @@ class Watch:
     async def look(self, state: State) -> bool:
         """Compare the tasks with the stream and the clock with its limit; True when there is something to act on."""
         entries: Any = await self.client.xrange(self.keys.tasks)
-        there = {_key(fields[FIELD]) for _, fields in entries}
+        there = {_key(fields.get(FIELD, b"")) for _, fields in entries}
         missing = {(task.id, task.attempt) for task in state.tasks.values()} - there
         unread = await self.client.xlen(self.keys.groups)  # among them may be their answers
         self._vanished = [] if unread else sorted(missing & self._missing)

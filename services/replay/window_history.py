@@ -90,7 +90,7 @@ class History:
         while steps < STEPS_KEPT:
             reply: Any = await self._client.xrevrange(self._keys.events, first, oldest, count=_AT_ONCE)
             for id, fields in reply:
-                if not fields[FIELD].startswith(_ROLLOUT):
+                if not fields.get(FIELD, b"").startswith(_ROLLOUT):
                     found += [record for _, record in events.parse([(id, fields)])]
                     steps += found[-1]["kind"] == "step"
             if reply and first == "+":

@@ -7,7 +7,7 @@
 | mathematics | problem or question | answer (GSM8K's follows ####), final_answer, else the last box of solution |
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,17 @@ def read_row(row: Mapping[str, Any], *, source: str, index: int) -> Example:
         raise ValueError(f"has no answer: reward_model.ground_truth or one of {', '.join(ANSWER_KEYS)} is needed.")
     own = row.get("id")
     return Example(
-        id=f"{source}:{index}" if own is None or own == "" else str(own),
-        data_source=str(row.get("data_source") or source),
+        id=f"{source}:{index}" if own is None or own == "" else _encodable(str(own)),
+        data_source=_encodable(str(row.get("data_source") or source)),
         messages=messages,
-        question=question,
-        ground_truth=ground_truth,
+        question=_encodable(question),
+        ground_truth=[_encodable(answer) for answer in ground_truth],
     )
+
+
+def _encodable(text: str) -> str:
+    """JSON can name half of a surrogate pair, which no message and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _messages(row: Mapping[str, Any]) -> list[dict[str, str]] | None:
@@ -64,13 +69,15 @@ def _messages(row: Mapping[str, Any]) -> list[dict[str, str]] | None:
         chat = row.get("messages")
     if chat is None:
         return None
+    if not isinstance(chat, Iterable):
+        raise ValueError('has a prompt that is not a list of {"role", "content"}.')
     messages = []
     for message in chat:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise ValueError('has a prompt that is not a list of {"role", "content"}.')
-        messages.append({"role": message["role"], "content": message["content"]})
+        messages.append({"role": _encodable(message["role"]), "content": _encodable(message["content"])})
     return messages or None
 
 

@@ -40,8 +40,9 @@ class JsonLines:
             if not isinstance(row, dict):
                 raise ValueError("is not a JSON object.")
             return read_row(row, source=self._path.stem, index=index)
-        except ValueError as error:
-            problem = "is not JSON." if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
+        except (ValueError, RecursionError) as error:
+            unread = isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError)
+            problem = "is not JSON." if unread else str(error)
             raise UserError(f"{self._path} line {self._lines.number(index)} {problem}") from None
 
 

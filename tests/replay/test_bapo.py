@@ -175,8 +175,9 @@ def test_a_learner_that_is_ahead_voids_what_was_asked_again():
     transitions.issue_tasks(config, state, tx, policy, Questions(QUESTIONS), None)
     here, running = [task for task in state.tasks.values() if task.kind == AGAIN]
     header = header_for(here, random.Random(0), Version(0, here.min_version))
+    false = [False] * (here.group_size - 1)
     header = msgspec.structs.replace(
-        header, correct=[True, False, False], rewards=[1.0, 0.0, 0.0], fingerprints=state.counters.fingerprints
+        header, correct=[True, *false], rewards=[1.0, *map(float, false)], fingerprints=state.counters.fingerprints
     )
     transitions.group_arrived(config, state, tx, policy, header)
     assert here.id in state.fresh and running.id in state.tasks
