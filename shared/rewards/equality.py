@@ -11,9 +11,9 @@ import time
 from collections import OrderedDict
 from decimal import Decimal
 
-from shared.rewards.equality_pool import POOL, NotCompared
+from shared.rewards.equality_pool import POOL, NotCompared, Verdict
 
-__all__ = ["NotCompared", "equal", "number"]
+__all__ = ["NotCompared", "Verdict", "compare", "equal", "number"]
 
 NUMBER = re.compile(r"-?\$?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
 LONGEST = 2000  # characters; no answer of any set is a tenth of it, and parsing time grows with the square
@@ -21,22 +21,27 @@ REMEMBERED = 10_000
 
 
 def equal(answer: str, target: str, timeout_s: float = 5.0, deadline: float | None = None) -> bool:
-    """Whether `answer` is mathematically `target`; False where it cannot be read or compared in `timeout_s`.
+    """Whether `answer` is mathematically `target`, as `compare` finds."""
+    return compare(answer, target, timeout_s, deadline) is Verdict.EQUAL
+
+
+def compare(answer: str, target: str, timeout_s: float = 5.0, deadline: float | None = None) -> Verdict:
+    """EQUAL, DIFFERENT (also where an answer cannot be read), or GIVEN_UP after `timeout_s`.
 
     Safe to call from any thread. Raises NotCompared when no worker was free, or had started, before `deadline` (of
     time.monotonic), UserError where math-verify is missing or cannot be loaded.
     """
     answer, target = _bare(answer), _bare(target)
+    if not answer or not target or (answer != target and len(answer) > LONGEST):
+        return Verdict.DIFFERENT
     if answer == target:
-        return bool(answer)
-    if not answer or not target or len(answer) > LONGEST:
-        return False
+        return Verdict.EQUAL
     left, right = number(answer), number(target)
     if left is not None and right is not None:
         both_whole = left == left.to_integral_value() and right == right.to_integral_value()
         # Fractions that differ may still be equal to math-verify's precision.
         if left == right or both_whole:
-            return left == right
+            return Verdict.EQUAL if left == right else Verdict.DIFFERENT
     question = (_spelled(answer, left), _spelled(target, right))
     verdict = _VERDICTS.get(question)
     if verdict is None:
@@ -77,15 +82,15 @@ class _Verdicts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
 
-    def get(self, question: tuple[str, str]) -> bool | None:
+    def get(self, question: tuple[str, str]) -> Verdict | None:
         with self._lock:
             if question in self._known:
                 self._known.move_to_end(question)
             return self._known.get(question)
 
-    def put(self, question: tuple[str, str], verdict: bool) -> None:
+    def put(self, question: tuple[str, str], verdict: Verdict) -> None:
         with self._lock:
             self._known[question] = verdict
             while len(self._known) > REMEMBERED:

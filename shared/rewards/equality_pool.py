@@ -9,6 +9,7 @@ front of it: starting takes a second or two.
 """
 
 import atexit
+import enum
 import json
 import os
 import select
@@ -28,6 +29,14 @@ START_S = 60.0
 
 class NotCompared(Exception):
     """No worker was free, or had started, in time: it is not known whether the answer is right."""
+
+
+class Verdict(enum.Enum):
+    """What came of a comparison."""
+
+    EQUAL = enum.auto()
+    DIFFERENT = enum.auto()
+    GIVEN_UP = enum.auto()  # it took too long, or the process died of it
 
 
 class Worker:
@@ -54,8 +63,8 @@ class Worker:
         """Whether it would answer at once."""
         return self._ready or bool(self._process.stdout and select.select([self._process.stdout], [], [], 0)[0])
 
-    def ask(self, answer: str, target: str, timeout_s: float, patience_s: float | None = None) -> bool:
-        """Compare; False, and the worker is broken, when that takes longer than `timeout_s` or kills it.
+    def ask(self, answer: str, target: str, timeout_s: float, patience_s: float | None = None) -> Verdict:
+        """Compare; GIVEN_UP, and the worker is broken, when that takes longer than `timeout_s` or kills it.
 
         Raises NotCompared where the process has not started within `patience_s` (at most, and for None, START_S): it
         goes on starting. UserError where it died of that. Neither says anything about any answer.
@@ -64,10 +73,10 @@ class Worker:
             self._wait_until_up(START_S if patience_s is None else min(max(patience_s, 0.0), START_S))
         try:
             self._send({"answer": answer, "target": target, "timeout_s": timeout_s})
-            return bool(self._receive(timeout_s)["equal"])
+            return Verdict.EQUAL if self._receive(timeout_s)["equal"] else Verdict.DIFFERENT
         except (TimeoutError, OSError, ValueError):
             self.broken = True
-            return False
+            return Verdict.GIVEN_UP
 
     def alive(self) -> bool:
         """Whether it can be asked."""

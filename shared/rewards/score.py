@@ -12,15 +12,16 @@ from typing import Any, Literal
 
 from shared.errors import UserError
 from shared.rewards.answers import after_mark, last_answer, last_boxed, targets
+from shared.rewards.equality import NotCompared, Verdict, compare
 from shared.rewards.tags import check_form
 from shared.rewards.text import exact_match, f1
 
 Kind = Literal["em", "f1", "math"]
 
 # Raised whenever any reward can change for the same text: stored groups of another version are dropped.
-VERSION = 2
+VERSION = 3
 
-# Search-R1's graded score: (wrong, right) for a well-formed transcript, then for a badly formed one with an answer.
+# Search-R1's graded score: (wrong, right) for a well-formed response, then for a badly formed one with an answer.
 WELL_FORMED = (0.2, 1.0)
 BADLY_FORMED = (0.1, 0.8)
 
@@ -50,46 +51,58 @@ def score(
 
     em, f1: the last <answer>; math: the last \\boxed{}, else what follows the last ####. `correct` is exact
     match for both em and f1. With `format_score` the answer's value moves the reward between the ends of
-    WELL_FORMED or BADLY_FORMED; a badly formed transcript without an answer is 0. It needs the tag grammar, so
-    it does not apply to math. Unscored: no text, no acceptable answer to compare with, or an answer that could not
+    WELL_FORMED or BADLY_FORMED; without an answer it is 0. Well formed is what keeps the tag grammar; in math, a final
+    answer that stands in a box. Unscored: no text, no acceptable answer to compare with, or an answer that could not
     be compared before `deadline` (of time.monotonic) because others' kept the workers busy; one that is itself too
-    slow to compare is wrong.
+    slow to compare is wrong, and has the part "given_up".
     """
     wanted = targets(ground_truth)
     if text is None or not wanted:
         return Scored(None, False)
-    if kind == "math":
-        return _score_math(text, wanted, math_timeout_s, deadline)
-    if kind not in ("em", "f1"):
+    if kind not in ("em", "f1", "math"):
         raise UserError(f"reward.kind is {kind!r}: it must be em, f1 or math.")
-    answer = last_answer(text)
-    correct = answer is not None and exact_match(answer, wanted)
-    value = float(correct) if kind == "em" or answer is None else f1(answer, wanted)
-    form = check_form(text)
-    parts = {kind: value, "answered": float(answer is not None), "well_formed": float(form.ok)}
+    answer = answer_of(kind, text)
+    parts = {kind: 0.0, "answered": float(answer is not None), "well_formed": float(_well_formed(kind, text))}
+    if kind == "math":
+        verdict = Verdict.DIFFERENT if answer is None else _compare(answer, wanted, math_timeout_s, deadline)
+        if verdict is None:
+            return Scored(None, False, parts)
+        # Too slow to compare is wrong, not unscored: else an unreadable answer would be a way out of a bad reward.
+        correct = verdict is Verdict.EQUAL
+        parts["given_up"] = float(verdict is Verdict.GIVEN_UP)
+    else:
+        correct = answer is not None and exact_match(answer, wanted)
+    parts[kind] = value = f1(answer, wanted) if kind == "f1" and answer is not None else float(correct)
     if not format_score:
         return Scored(value, correct, parts)
     if answer is None:
         return Scored(0.0, False, parts)
-    wrong, right = WELL_FORMED if form.ok else BADLY_FORMED
+    wrong, right = WELL_FORMED if parts["well_formed"] else BADLY_FORMED
     return Scored(wrong + value * (right - wrong), correct, parts)
 
 
 def answer_of(kind: Kind, text: str) -> str | None:
-    """The final answer in sampled text, as it is written; None where there is none."""
+    """The final answer in sampled text, as it is written; None where there is none, in math also for an empty box."""
     return (last_boxed(text) or after_mark(text)) if kind == "math" else last_answer(text)
 
 
-def _score_math(text: str, wanted: list[str], timeout_s: float, deadline: float | None) -> Scored:
-    from shared.rewards.equality import NotCompared, equal
+def _well_formed(kind: Kind, text: str) -> bool:
+    return bool(last_boxed(text)) if kind == "math" else check_form(text).ok
 
-    answer = answer_of("math", text)
+
+def _compare(answer: str, wanted: list[str], timeout_s: float, deadline: float | None) -> Verdict | None:
+    """EQUAL to any target; else GIVEN_UP where a comparison was, else DIFFERENT. None: no worker was free in time."""
+    found = Verdict.DIFFERENT
     try:
-        # Too slow to compare is wrong, not unscored: else an unreadable answer would be a way out of a bad reward.
-        correct = bool(answer) and any(equal(answer, target, timeout_s, deadline) for target in wanted)
+        for target in wanted:
+            verdict = compare(answer, target, timeout_s, deadline)
+            if verdict is Verdict.EQUAL:
+                return verdict
+            if verdict is Verdict.GIVEN_UP:
+                found = verdict
     except NotCompared:
-        return Scored(None, False, {"answered": 1.0})
-    return Scored(float(correct), correct, {"math": float(correct), "answered": float(bool(answer))})
+        return None
+    return found
 
 
 def fingerprint(**settings: Any) -> str:

@@ -14,7 +14,7 @@ import pytest
 from shared.errors import UserError
 from shared.rewards import answer_classes, score
 from shared.rewards.equality import equal, number
-from shared.rewards.equality_pool import POOL, NotCompared, Worker
+from shared.rewards.equality_pool import POOL, NotCompared, Verdict, Worker
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,8 @@ def test_a_slow_expression_costs_its_time_limit_and_no_more():
     started = time.monotonic()
     scored = score("math", r"\boxed{9^{9^{9^{9}}}}", "7", math_timeout_s=0.5)
     assert time.monotonic() - started < 3
-    assert (scored.reward, scored.correct) == (0.0, False)
+    assert (scored.reward, scored.correct, scored.parts["given_up"]) == (0.0, False, 1.0)
+    assert score("math", r"\boxed{1/5}", "7", math_timeout_s=20).parts["given_up"] == 0.0
     assert equal("1/3", "2/6", timeout_s=20), "the next comparison has a new worker"
 
 
@@ -144,8 +145,8 @@ SLOW = [
 def warm_up() -> None:
     """Wait until both workers are up: how long starting takes is not what the tests below measure."""
     with POOL.worker(None) as one, POOL.worker(None) as two:
-        assert one.ask("1/3", "2/6", 20)
-        assert two.ask("1/3", "2/6", 20)
+        assert one.ask("1/3", "2/6", 20) is Verdict.EQUAL
+        assert two.ask("1/3", "2/6", 20) is Verdict.EQUAL
 
 
 @math_verify
@@ -201,7 +202,7 @@ def test_a_worker_that_starts_slowly_leaves_the_answer_unscored_and_goes_on_star
         with pytest.raises(NotCompared):
             worker.ask("1/3", "2/6", 20, patience_s=0.05)
         assert time.monotonic() - started < 1
-        assert worker.ask("1/3", "2/6", 20)
+        assert worker.ask("1/3", "2/6", 20) is Verdict.EQUAL
     finally:
         worker.kill()
     dead = Worker()
@@ -234,6 +235,25 @@ def _runs(pid: int) -> bool:
         return "equality_worker" in Path(f"/proc/{pid}/cmdline").read_text()
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("text", "graded", "correct"),
+    [
+        (r"so \boxed{12}", 1.0, True),
+        ("so\n#### 12", 0.8, True),
+        (r"so \boxed{13}", 0.2, False),
+        ("#### 13", 0.1, False),
+        ("so 12", 0.0, False),
+        (r"\boxed{12", 0.0, False),
+        (r"\boxed{}", 0.0, False),
+    ],
+)
+def test_the_format_score_pays_for_the_box_and_never_makes_an_answer_right(text: str, graded: float, correct: bool):
+    scored = score("math", text, "12", format_score=True)
+    assert scored.reward == pytest.approx(graded)
+    assert scored.correct is correct is score("math", text, "12").correct
+    assert score("math", text, "12").reward == float(correct)
 
 
 @math_verify
