@@ -95,6 +95,11 @@ class FreshGroup(msgspec.Struct, frozen=True):
     header: GroupHeader
     due: int
 
+    @property
+    def bytes(self) -> int:
+        """What its payload takes."""
+        return self.header.payload_bytes
+
 
 class Composed(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that was sent, and how it came about; kept until the checkpoint that contains it."""
@@ -142,12 +147,7 @@ class State:
         self.retired: dict[str, Retired] = {}
         self.evals: dict[str, Outcome] = {}
         self.kept: dict[str, Kept] = {}
-
-    @property
-    def payload_bytes(self) -> int:
-        """What the payloads of all groups in Redis take."""
-        fresh = sum(group.header.payload_bytes for group in self.fresh.values())
-        return fresh + int(self.buffer.bytes[self.buffer.slots()].sum()) + sum(r.bytes for r in self.retired.values())
+        self.payload_bytes = 0  # what the payloads of all groups in Redis take: fresh, stored and retired ones
 
 
 class Transaction:
@@ -158,17 +158,22 @@ class Transaction:
 
     def put(self, table: str, field: str, value: Any) -> None:
         """Set one entry of a table, here and there. Rows go to the buffer by `store` and `restore`."""
-        getattr(self.state, table)[int(field) if table == "batches" else field] = value
+        entries, key = getattr(self.state, table), int(field) if table == "batches" else field
+        self.state.payload_bytes += _bytes(value) - _bytes(entries.get(key))
+        entries[key] = value
         self.pipe.hset(_table(self.keys, table), field, msgspec.msgpack.encode(value))
 
     def drop(self, table: str, field: str) -> Any:
         """Remove one entry of a table and return it."""
         self.pipe.hdel(_table(self.keys, table), field)
-        return getattr(self.state, table).pop(int(field) if table == "batches" else field)
+        value = getattr(self.state, table).pop(int(field) if table == "batches" else field)
+        self.state.payload_bytes -= _bytes(value)
+        return value
 
     def store(self, row: Row) -> None:
         """Insert a group into the buffer."""
         self.state.buffer.insert(row)
+        self.state.payload_bytes += row.bytes
         self.save_row(row.id)
 
     def save_row(self, id: str) -> None:
@@ -180,6 +185,7 @@ class Transaction:
         """Take a group out of the buffer."""
         row = self.state.buffer.row(id)
         self.state.buffer.remove(id)
+        self.state.payload_bytes -= row.bytes
         self.pipe.hdel(_table(self.keys, "buffer"), id)
         return row
 
@@ -247,6 +253,7 @@ class Store:
         state.retired = await self._read("retired", Retired)
         state.evals = await self._read("evals", Outcome)
         state.kept = await self._read("kept", Kept)
+        state.payload_bytes = sum(map(_bytes, [*state.fresh.values(), *state.buffer, *state.retired.values()]))
         return state
 
     async def header(self, id: str) -> GroupHeader | None:
@@ -291,6 +298,11 @@ class Store:
         decoder = msgspec.msgpack.Decoder(kind)
         saved: dict[Any, Any] = await self.client.hgetall(_table(self.keys, table))
         return {field.decode(): decoder.decode(value) for field, value in saved.items()}
+
+
+def _bytes(value: Any) -> int:
+    """What the payload of a FreshGroup, Row or Retired takes; nothing of anything else."""
+    return getattr(value, "bytes", 0)
 
 
 def _table(keys: Keys, name: str) -> str:

@@ -94,6 +94,8 @@ class Answered:
             done = Trained(step=step, version=Version(0, step + 1), records=[], rejected=rejected, metrics={})
             transitions.step_trained(config, state, tx, policy, QUESTIONS, done, 1.0)
             tx.drop("batches", str(step))
+            groups = [*state.fresh.values(), *state.buffer, *state.retired.values()]
+            assert state.payload_bytes == sum(group.bytes for group in groups)
             yield Step(step, asked, before, kept, batch, scanned, [row.id for row in state.buffer])
             asked, step = [], step + 1
 
