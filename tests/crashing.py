@@ -1,0 +1,145 @@
+"""A service that dies at its n-th durable boundary: before what it was about to make durable, and writes no more.
+
+    write 1 | write 2 | ... | write n       a write: a Redis command or transaction, a rename, a link, a deletion
+
+Between two writes a service changes its memory alone, so to be killed right after the n-th is to be killed right before
+the next one. A test that dies at 1, 2, 3, ... until a run ends unharmed has been killed at every moment that matters.
+`lost=True` is the other half: the n-th write is carried out, its reply is lost, and the service lives on.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+READS = {
+    *("GET", "MGET", "HGET", "HGETALL", "EXISTS", "SMEMBERS", "LRANGE", "SCAN", "KEYS", "STRLEN", "PTTL"),
+    *("XREAD", "XREADGROUP", "XRANGE", "XREVRANGE", "XLEN", "XPENDING", "XINFO", "XAUTOCLAIM"),
+    *("INFO", "PING", "HELLO", "AUTH", "SELECT", "CLIENT", "WATCH", "UNWATCH", "SCRIPT"),
+}
+
+
+class Killed(BaseException):
+    """SIGKILL, as far as a test can: nothing catches it, and nothing is written after it."""
+
+
+class Death:
+    """Of one life. `where` says at which write it came; `writes` are all that were reached."""
+
+    def __init__(self, at: int, *, lost: bool = False) -> None:
+        self.at, self.lost = at, lost
+        self.writes: list[str] = []
+        self.where = ""
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process is gone."""
+        return bool(self.where) and not self.lost
+
+    def before(self, write: str) -> int:
+        """The service is about to make this durable; its number."""
+        self.alive()
+        self.writes.append(write)
+        if len(self.writes) == self.at and not self.lost:
+            self.where = write
+            raise Killed(write)
+        return len(self.writes)
+
+    def after(self, number: int) -> None:
+        """It is durable."""
+        if number == self.at and self.lost:
+            self.where = self.writes[number - 1]
+            raise redis.ConnectionError(f"the reply to {self.where} was lost")
+
+    def alive(self) -> None:
+        """Raise Killed in whatever part of the dead service still runs."""
+        if self.dead:
+            raise Killed(self.where)
+
+
+def deaths(*, lost: bool) -> Iterator[Death]:
+    """One after another, at 1, 2, 3, ..., until one has not happened."""
+    at = 0
+    while True:
+        at += 1
+        death = Death(at, lost=lost)
+        yield death
+        if not death.where:
+            assert at > 3, f"only {death.writes} were found to be written"
+            return
+
+
+def mortal(client: Any, death: Death) -> Any:
+    """The client of a service that dies so; of an event loop or of a plain one."""
+    waits = isinstance(client, redis.asyncio.Redis)
+    wrap = _waiting if waits else _plain
+    command, pipeline = client.execute_command, client.pipeline
+
+    def mortal_pipeline(*args: Any, **kwargs: Any) -> Any:
+        pipe = pipeline(*args, **kwargs)
+        pipe.execute = wrap(pipe.execute, death, lambda *_: "MULTI " + " ".join(_names(pipe.command_stack)))
+        return pipe
+
+    client.execute_command = wrap(command, death, lambda name, *_: "" if _first(name) in READS else _first(name))
+    client.pipeline = mortal_pipeline
+    return client
+
+
+def mortal_files(monkeypatch: pytest.MonkeyPatch, root: Path, death: Callable[[], Death | None]) -> None:
+    """What is renamed, linked or deleted below `root` is a write of the life that `death()` gives, if any."""
+
+    def wrap(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            now = death()
+            if now is None or not any(str(a).startswith(str(root)) for a in args):
+                return real(*args, **kwargs)
+            if not now.lost:
+                now.before(f"{name} {Path(args[-1]).name}")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in ((os, "rename"), (os, "replace"), (os, "symlink"), (shutil, "rmtree")):
+        wrap(module, name)
+
+
+def _waiting(real: Callable[..., Any], death: Death, name_of: Callable[..., str]) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        death.alive()
+        if not (name := name_of(*args)):
+            return await real(*args, **kwargs)
+        number = death.before(name)
+        try:
+            return await real(*args, **kwargs)
+        finally:  # an answer like BUSYGROUP is lost as well
+            death.after(number)
+
+    return call
+
+
+def _plain(real: Callable[..., Any], death: Death, name_of: Callable[..., str]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        death.alive()
+        if not (name := name_of(*args)):
+            return real(*args, **kwargs)
+        number = death.before(name)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            death.after(number)
+
+    return call
+
+
+def _names(stack: Any) -> list[str]:
+    return list(dict.fromkeys(_first((getattr(c, "args", None) or c[0])[0]) for c in stack))
+
+
+def _first(name: Any) -> str:
+    return (name.decode() if isinstance(name, bytes) else str(name)).split()[0].upper()
