@@ -16,7 +16,7 @@ from rich.table import Table
 from shared.evaluation.intervals import METHOD, Means, means
 from shared.evaluation.metrics import best_at_k, majority_at_k, mean_at_k, pass_at_k
 from shared.evaluation.records import Answered, Job
-from shared.messages import TRUNCATED
+from shared.messages import TIMED_OUT, TRUNCATED
 
 TIES = "between answers with equally many votes the one given first wins; a sample without an answer does not vote"
 
@@ -87,12 +87,19 @@ def _means(sources: Mapping[str, Sequence[Answered]], need: int, metric: Metric)
 
 def _counts(group: Sequence[Answered]) -> dict[str, Any]:
     samples = sum(len(a.scores) for a in group)
+    statuses = [status for a in group for status in a.statuses]
     return {
         "questions": len(group),
+        "samples": samples,
+        "answered_samples": sum(answer is not None for a in group for answer in a.answers),
+        "correct_samples": sum(correct for a in group for correct in a.correct),
+        "truncated_samples": statuses.count(TRUNCATED),
+        "timed_out_samples": statuses.count(TIMED_OUT),
+        "given_up_samples": sum(given_up for a in group for given_up in a.given_up),
         "incomplete": sum(any(score is None for score in a.scores) for a in group),
         "unscored_samples": sum(score is None for a in group for score in a.scores),
         "answered_share": sum(answer is not None for a in group for answer in a.answers) / samples,
-        "truncated_share": sum(status == TRUNCATED for a in group for status in a.statuses) / samples,
+        "truncated_share": statuses.count(TRUNCATED) / samples,
         "tokens_mean": fmean(tokens for a in group for tokens in a.tokens),
         "searches_mean": fmean(searches for a in group for searches in a.searches),
     }
@@ -106,6 +113,8 @@ def print_report(found: Mapping[str, Any], console: Console) -> None:
     for k in found["k"]:
         console.print(_table(found, [n for n in found["macro"] if "@" not in n or _speaks_of(n, k, found["samples"])]))
         console.print()
+    console.print(_samples(found["sources"]))
+    console.print()
     for note in _notes(found):
         console.print(note)
 
@@ -125,6 +134,25 @@ def _table(found: Mapping[str, Any], names: Sequence[str]) -> Table:
         table.add_section()
         table.add_row("macro mean", "", *(_cell(found["macro"][name]) for name in names))
         table.add_row("weighted mean", f"{found['questions']:,}", *(_cell(found["weighted"][name]) for name in names))
+    return table
+
+
+def _samples(sources: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What became of the samples, counted; "too slow" to compare belongs to mathematics."""
+    columns = {
+        "samples": "samples",
+        "answered": "answered_samples",
+        "correct": "correct_samples",
+        "cut off": "truncated_samples",
+        "timed out": "timed_out_samples",
+        "too slow": "given_up_samples",
+    }
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table.add_column("source", overflow="fold")
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for source, row in sources.items():
+        table.add_row(source, *(f"{row[name]:,}" for name in columns.values()))
     return table
 
 

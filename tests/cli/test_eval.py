@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from rich.console import Console
 
 from cli import eval_folder, eval_model, eval_plan
 from cli.eval_model import Vanished, find_target, hold
 from cli.eval_plan import Request, make_plan
-from cli.eval_report import report
+from cli.eval_report import print_report, report
 from cli.eval_suites import GROUPS, SUITES, Suite, check_words, questions_of, task_of
 from cli.main import main
 from shared import weights
@@ -311,6 +313,28 @@ def test_a_question_without_samples_enough_is_left_out_and_counted():
     assert found["sources"]["a"]["metrics"]["mean@2"]["value"] == 0.5
     assert (found["sources"]["a"]["incomplete"], found["sources"]["b"]["unscored_samples"]) == (1, 2)
     assert found["sources"]["b"]["metrics"] == {}
+
+
+def test_what_became_of_the_samples_is_counted_by_source_and_printed():
+    mathematics = [
+        replace(
+            answered(i, "sums", [True, False, False, None]),
+            f1=[],
+            answers=["1", "2^{9^{9}}", None, None],
+            statuses=["finished", "finished", "truncated", "timed_out"],
+            given_up=[False, True, False, False],
+        )
+        for i in range(3)
+    ]
+    found = report(JOB, [*mathematics, replace(answered(3, "b", [True, False]), f1=[])], [1], {})
+    row = found["sources"]["sums"]
+    names = ["samples", "answered_samples", "correct_samples", "truncated_samples", "timed_out_samples"]
+    assert [row[name] for name in [*names, "given_up_samples"]] == [12, 6, 3, 3, 3, 3]
+    assert [found["sources"]["b"][name] for name in [*names, "given_up_samples"]] == [2, 2, 1, 0, 0, 0]
+    with (console := Console(width=100)).capture() as said:
+        print_report(found, console)
+    line = next(line for line in said.get().splitlines() if line.split()[:2] == ["sums", "12"])
+    assert line.split() == ["sums", "12", "6", "3", "3", "3", "3"]
 
 
 def test_a_line_that_was_not_finished_is_asked_again(tmp_path: Path):
