@@ -4,7 +4,6 @@ Names stand for the sets on the model hub that published figures use; where the 
 set's questions are all asked, unless --limit says otherwise.
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Literal
 
 from shared.errors import UserError
 from shared.evaluation.records import Question
+from shared.nearest import hint
 from shared.prompts import Example, PromptSource, open_prompts
 from shared.prompts.sources import HUB_NAME
 
@@ -67,9 +67,8 @@ def check_words(words: Sequence[str]) -> None:
             continue
         if Path(word).suffix or Path(word).is_dir():
             raise UserError(f"--suite {word} is not a file here: check the path.")
-        near = difflib.get_close_matches(word.lower(), [*SUITES, *GROUPS], n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"the names are {', '.join([*SUITES, *GROUPS])}."
-        raise UserError(f"--suite {word} is neither a file nor the name of a suite; {hint}")
+        known = [*SUITES, *GROUPS]
+        raise UserError(f"--suite {word} is neither a file nor the name of a suite; {hint(word.lower(), known)}")
 
 
 def open_suites(words: Sequence[str]) -> list[Suite]:

@@ -1,11 +1,12 @@
 """The `headrace` command. Each subcommand is a module of its own, imported only when it is called."""
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+
+from shared.nearest import hint
 
 USAGE = """headrace: asynchronous GRPO in which replay is a service
 
@@ -60,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"headrace {version('headrace')}")
         return 0
     if words[0] not in COMMANDS:
-        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"the commands are {', '.join(COMMANDS)}."
-        print(f"headrace: there is no command '{words[0]}'; {hint}", file=sys.stderr)
+        print(f"headrace: there is no command '{words[0]}'; {hint(words[0], COMMANDS)}", file=sys.stderr)
         return 2
     return _call(words)
 

@@ -8,7 +8,6 @@ file beside that TOML where there is one, else the one under the working directo
 directory.
 """
 
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from shared import settings
 from shared.contradictions import contradictions
 from shared.errors import UserError
+from shared.nearest import hint
 
 ENV_PREFIX = "HEADRACE_"
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
@@ -235,11 +235,8 @@ def _sentence(error: ValidationError) -> str:
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = known_keys() if "." in key else list(Config.model_fields)
-        setting = key.rpartition(".")[2]
-        near = [k for k in known if k.rpartition(".")[2] == setting]  # the right setting in another section
-        near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-        hint = f"; did you mean '{near[0]}'?" if near else f"; the sections are {', '.join(Config.model_fields)}."
-        return f"unknown key '{key}'{hint}"
+        elsewhere = [k for k in known if k.endswith("." + key.rpartition(".")[2])]  # this setting in another section
+        return f"unknown key '{key}'; {hint(key, elsewhere or known, shown=elsewhere or Config.model_fields)}"
     given = first.get("input")
     shown = f" (given: {given!r})" if not isinstance(given, dict) else ""
     return f"'{key}': {first['msg'][0].lower()}{first['msg'][1:]}{shown}."

@@ -10,7 +10,6 @@ Runs are matched on fresh groups, replayed ones come on top: that is what replay
 The order is seed by seed, so that what a machine does over hours falls on all arms alike.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from services.replay.policies import get_policy
 from services.replay.rules import no_slots
 from shared.config import PATH_KEYS, Config, load, read_toml
 from shared.errors import UserError
+from shared.nearest import hint
 
 # what the study itself decides for each run
 OWN = ("run.name", "run.root", "run.steps", "run.seed", "eval.every", "redis.url")
@@ -191,7 +191,7 @@ def _check_names(file: Path, head: Head, arms: list[str]) -> None:
         raise UserError(f"{file}: seeds = {head.seeds} names a seed twice.")
     for arm in [head.against, *(arm for pair in head.pairs for arm in pair)]:
         if arm and arm not in arms:
-            raise UserError(f"{file}: there is no arm '{arm}'{_hint(arm, arms)}")
+            raise UserError(f"{file}: there is no arm '{arm}'; {hint(arm, arms)}")
 
 
 def _validated(file: Path, where: str, kind: type[T], tree: Any) -> T:
@@ -210,12 +210,7 @@ def _validated(file: Path, where: str, kind: type[T], tree: Any) -> T:
 def _refuse_unknown(file: Path, where: str, tree: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in tree:
         if key not in known:
-            raise UserError(f"{file}, {where}unknown key '{key}'{_hint(key, known)}")
-
-
-def _hint(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}."
+            raise UserError(f"{file}, {where}unknown key '{key}'; {hint(key, known)}")
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -56,7 +56,7 @@ def test_an_unknown_key_with_the_nearest_one(refused: Callable[..., str]) -> Non
 
 def test_an_unknown_policy_with_the_nearest_one(refused: Callable[..., str]) -> None:
     said = refused("--replay.policy", "headroom_drft")
-    assert said == "replay.policy = 'headroom_drft' is no policy: did you mean 'headroom_drift'?"
+    assert said == "replay.policy = 'headroom_drft' is no policy; did you mean 'headroom_drift'?"
     assert "is no policy" in refused("--replay.policy", "nave", "--dry-run")
 
 

@@ -62,7 +62,7 @@ def test_the_page_s_files_are_formatted_and_clean(name: str):
 def test_a_name_without_a_file_is_refused_with_the_nearest(written: Path):
     with pytest.raises(UserError, match="did you mean 'least_used'"):
         policies.get_policy("least_usd")
-    with pytest.raises(UserError, match="the policies are"):
+    with pytest.raises(UserError, match="there are"):
         policies.get_policy("qqqq")
 
 

@@ -4,7 +4,6 @@ A policy is the `POLICY` of a module of this folder; the module's name is the na
 knows the list: `docs/adding-a-policy.md`. What several policies are made of is in `services/replay/rules.py`.
 """
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from services.replay.kept import Kept
 from services.replay.rules import Moment, everything, mixed, nothing, oldest, within_tau
 from shared.errors import UserError
 from shared.messages import GroupHeader, Record
+from shared.nearest import hint
 
 Order = Callable[[Buffer, int, Moment], NDArray[np.intp]]
 Accepts = Callable[[Record, float], bool]
@@ -98,7 +98,5 @@ def names() -> list[str]:
 def get_policy(name: str) -> Policy:
     """The policy of this name. Raises UserError for one that is not there, with the nearest that is."""
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"the policies are {', '.join(names())}."
-        raise UserError(f"replay.policy = '{name}' is no policy: {hint}")
+        raise UserError(f"replay.policy = '{name}' is no policy; {hint(name, names())}")
     return importlib.import_module(f"{__name__}.{name}").POLICY
