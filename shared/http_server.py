@@ -10,6 +10,8 @@ import uvicorn
 
 from shared.errors import UserError
 
+CONNECTIONS = 512  # open at once; requests on more are answered with status 503
+
 
 def listen(host: str, port: int, setting: str) -> socket.socket:
     """A listening socket; port 0 takes any free one. UserError names `setting` where the address cannot be had."""
@@ -33,7 +35,9 @@ class HttpServer(uvicorn.Server):
 async def serve_http(app: Any, sock: socket.socket) -> None:
     """Answer requests on `sock` until cancelled; closes it."""
     with sock:
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", limit_concurrency=CONNECTIONS
+        )
         server = HttpServer(config)
         try:
             await server.serve(sockets=[sock])

@@ -6,6 +6,9 @@ from shared.errors import UserError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
+# For `from_pretrained`: a model is data. Neither its folder's Python files nor a pickle of weights is ever run.
+NO_CODE = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+
 
 def find_model(name: str, setting: str = "model.path") -> Path:
     """The folder a setting names: a path, or a hub name that the local cache holds.

@@ -133,6 +133,7 @@ class Replay(Section):
     free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan
     max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
     host: str = "127.0.0.1"
+    public_name: str = ""  # a name with a dot under which a browser may ask, besides addresses and names without one
     port: int = Field(default=8001, ge=0, le=65535)
 
 
@@ -151,7 +152,7 @@ class Learner(Section):
     batch: int = Field(default=64, ge=1)  # b: fresh groups of a step
     mini_batch: int = Field(default=0, ge=0)  # groups per optimiser step; 0: the whole batch in one
     micro_tokens: int = Field(default=16384, ge=64)  # tokens per forward
-    packed: bool = True  # rollouts one after another, without padding; off, or where a model cannot: padded to the longest
+    packed: bool = True  # rollouts one after another; false, or where a model cannot: padded to the longest
     loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
     advantage: Literal["std", "mean"] = "std"  # r - mean r, over the group's std or as it is; dr_grpo: "mean"
     clip_low: float = Field(default=0.2, gt=0, le=1)  # unset: gspo 3e-4, cispo 1, which is no bound below

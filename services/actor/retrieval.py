@@ -208,7 +208,7 @@ def _document(hit: Any) -> Document:
 
 
 def _printable(value: Any) -> str:
-    """As text that can be encoded: JSON can name half of a surrogate pair, which neither msgpack nor a tokenizer takes."""
+    """As text that can be encoded: JSON can name half of a surrogate pair, which no message and no tokenizer takes."""
     if not isinstance(value, str | int | float):
         raise _BadAnswer("a document whose parts are not text")
     return str(value).encode("utf-8", "replace").decode()

@@ -49,7 +49,11 @@ class Codec:
         from transformers import AutoTokenizer
 
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(
+                directory,
+                local_files_only=True,
+                trust_remote_code=False,  # no code of a model's folder is run
+            )
         except (OSError, ValueError) as error:
             raise UserError(f"{directory} has no tokenizer that loads ({_first_line(error)}).") from None
         specials = {*self.tokenizer.all_special_tokens}

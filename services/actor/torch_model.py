@@ -15,6 +15,7 @@ from services.actor.engine import CanaryRefused
 from services.actor.torch_attention import NAME as GROUPED
 from services.actor.torch_cache import SlotCache
 from shared.errors import UserError
+from shared.model_files import NO_CODE
 
 SCORE_TOKENS = 4096  # of one scoring forward, padding included
 
@@ -25,7 +26,9 @@ class TorchModel:
     def __init__(self, directory: Path, device: str, dtype: torch.dtype) -> None:
         """Raises UserError where the model does not load, or attends only to a window."""
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=GROUPED)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=dtype, attn_implementation=GROUPED, **NO_CODE
+            )
         except (OSError, ValueError) as error:
             raise UserError(f"the model in {directory} does not load: {error}") from None
         if any(kind != "full_attention" for kind in getattr(model.config, "layer_types", None) or []):

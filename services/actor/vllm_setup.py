@@ -37,6 +37,8 @@ def engine_arguments(config: Config, directory: Path, on_cpu: bool) -> dict[str,
     rows = c.actor.groups * c.rollout.group_size
     arguments: dict[str, Any] = {
         "model": str(directory),
+        "load_format": "safetensors",  # no pickle
+        "trust_remote_code": False,
         "dtype": dtype,
         "generation_config": "vllm",  # not the model's: its top-k or penalties would bias the policy ratio silently
         "logprobs_mode": "processed_logprobs",

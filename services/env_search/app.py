@@ -22,7 +22,16 @@ from services.env_search.cache import HitCache, Hits, normalise_query
 from services.env_search.corpus import Corpus
 from services.env_search.index import OpenIndex
 from services.env_search.metrics import Metrics
-from services.env_search.requests import Limits, Refused, RetrieveRequest, Search, parse_request, read_body
+from services.env_search.requests import (
+    Crowded,
+    Intake,
+    Limits,
+    Refused,
+    RetrieveRequest,
+    Search,
+    parse_request,
+    read_body,
+)
 from shared.metrics import watch_loop_lag
 
 log = logging.getLogger(__name__)
@@ -97,7 +106,7 @@ def render(corpus: Corpus, hits: list[Hits], return_scores: bool) -> bytes:
 def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
     """The application around an open index."""
     metrics = retriever.metrics
-    ready = asyncio.Event()
+    ready, intake = asyncio.Event(), Intake()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -122,11 +131,12 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
         started = time.monotonic()
         try:
             async with asyncio.timeout(retriever.deadline_s):
-                search = parse_request(await read_body(request.stream(), limits), limits)
-                body = await retriever.retrieve(search)
+                with intake.request() as take:
+                    search = parse_request(await read_body(request.stream(), limits, take), limits)
+                    body = await retriever.retrieve(search)
         except Refused as error:
             return _error(metrics, 422, "refused", str(error))
-        except Overloaded:
+        except (Overloaded, Crowded):
             return _error(metrics, 503, "overloaded", "Too many queries are waiting: try again in a moment.")
         except ClientDisconnect:
             return Response(status_code=400)

@@ -4,13 +4,15 @@ Two callers are served with one form: Search-R1 sends "queries", SkyRL a single 
 [hits per query]}.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
 
 # JSON writes one character in at most 12 bytes (a surrogate pair as two escapes of 6).
 BYTES_PER_CHARACTER = 12
+INTAKE_BYTES = 256 * 2**20
 
 
 class Refused(Exception):
@@ -50,10 +52,41 @@ class Search:
     return_scores: bool
 
 
-async def read_body(chunks: AsyncIterator[bytes], limits: Limits) -> bytes:
-    """The whole body; Refused as soon as it is larger than any allowed request."""
+class Crowded(Exception):
+    """The requests under way hold as much memory as they may together."""
+
+
+class Intake:
+    """What the bodies of all requests under way take, from their first byte to their answer."""
+
+    def __init__(self, most: int = INTAKE_BYTES) -> None:
+        self._most, self._held = most, 0
+
+    @contextmanager
+    def request(self) -> Iterator[Callable[[int], None]]:
+        """Yields the function that counts bytes of one request; it raises Crowded."""
+        mine = 0
+
+        def take(count: int) -> None:
+            nonlocal mine
+            if self._held + count > self._most:
+                raise Crowded
+            mine += count
+            self._held += count
+
+        try:
+            yield take
+        finally:
+            self._held -= mine
+
+
+async def read_body(
+    chunks: AsyncIterator[bytes], limits: Limits, take: Callable[[int], None] = lambda count: None
+) -> bytes:
+    """The whole body; Refused as soon as it is larger than any allowed request. `take` is told of each piece."""
     body = bytearray()
     async for chunk in chunks:
+        take(len(chunk))
         body += chunk
         if len(body) > limits.max_body_bytes:
             raise Refused(f"The request is larger than {limits.max_body_bytes} bytes: send fewer or shorter queries.")

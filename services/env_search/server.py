@@ -12,12 +12,17 @@ from services.env_search.index import OpenIndex
 from services.env_search.requests import Limits
 
 SHUTDOWN_S = 5
+CONNECTIONS = 1024  # open at once; requests on more are answered with status 503
 
 
 def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:
     """Answer requests on `sock` until SIGINT or SIGTERM; requests under way get SHUTDOWN_S to end."""
     config = uvicorn.Config(
-        create_app(retriever, limits), log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
+        create_app(retriever, limits),
+        log_level="warning",
+        access_log=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=SHUTDOWN_S,
     )
     # uvicorn raises the signal again once it has shut down; that is a normal end.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -10,6 +10,7 @@ digest is right and names every one it passes over. The state holds tensors and 
 import json
 import logging
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from shared import checkpoints
 from shared.checkpoints import STATE, steps
+from shared.errors import UserError
 from shared.weights import MANIFEST, digest_of, sync, sync_folder
 
 log = logging.getLogger("headrace")
@@ -54,7 +56,7 @@ def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
         folder = checkpoints.folder(root, step)
         fault = _fault(folder)
         if not fault:
-            return folder, torch.load(folder / STATE, map_location="cpu", weights_only=True)
+            return folder, _load_state(folder / STATE)
         log.warning("checkpoint %s is passed over: %s", folder, fault)
     return None
 
@@ -66,6 +68,17 @@ def prune(root: Path, keep_last: int, keep_every: int) -> None:
             _remove(root, f"step_{step}")
     for leftover in root.glob(".*step_*"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _load_state(file: Path) -> dict[str, Any]:
+    """Tensors and plain values. UserError for anything else: its digest is right, so somebody wrote it like that."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{file} holds more than tensors and plain values and is not loaded, since that could run its code: "
+            "put a checkpoint of this run in its place, or delete the folder."
+        ) from None
 
 
 def _fault(folder: Path) -> str:

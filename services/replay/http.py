@@ -7,6 +7,7 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.replay.buffer import Row
+from services.replay.own_names import OwnNames
 from services.replay.service import Replay
 from services.replay.window_http import window_routes
 
@@ -14,6 +15,7 @@ from services.replay.window_http import window_routes
 def make_app(replay: Replay) -> FastAPI:
     """The application over a running service."""
     app = FastAPI(title="Headrace replay", docs_url=None, redoc_url=None)
+    app.add_middleware(OwnNames, public_name=replay.config.replay.public_name)
 
     @app.get("/health")
     async def health(response: Response) -> dict[str, Any]:
