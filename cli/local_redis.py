@@ -28,8 +28,11 @@ class LocalRedis:
     folder: Path
 
 
-def prepare(run_dir: Path, max_memory_bytes: int) -> LocalRedis:
-    """Write the server's configuration into the run's folder. Raises UserError where this machine has no server."""
+def prepare(run_dir: Path, max_memory_bytes: int, keep_history: bool = False) -> LocalRedis:
+    """Write the server's configuration into the run's folder. Raises UserError where this machine has no server.
+
+    keep_history: the append-only file is never rewritten, so that it holds every write of the run.
+    """
     binary = find_redis_binary()
     folder = run_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,6 +51,8 @@ def prepare(run_dir: Path, max_memory_bytes: int) -> LocalRedis:
         "daemonize": "no",
         "tcp-keepalive": 60,
     }
+    if keep_history:
+        settings |= {"auto-aof-rewrite-percentage": 0, "aof-use-rdb-preamble": "no"}
     _write_secret(folder / CONF, "".join(f"{key} {value}\n" for key, value in settings.items()))
     url = f"redis://:{password}@127.0.0.1:{port}/0"
     _write_secret(folder / URL, url + "\n")

@@ -14,6 +14,7 @@ USAGE = """headrace: asynchronous GRPO in which replay is a service
   headrace up CONFIG.toml            run a configuration on this machine; --resume RUN_DIR continues one
   headrace compare STUDY.toml        arms times seeds, and a report that says how sure it is
   headrace tau RUN_DIR|CONFIG.toml   which gate on drift suits a run
+  headrace chaos CONFIG.toml         strike a run at random, and judge what its log says
   headrace status [RUN_DIR]          what a running system is doing
   headrace top [RUN_DIR]             the same at a glance, drawn anew every second
   headrace deadletters [RUN_DIR]     what was refused, from where, and why
@@ -36,6 +37,7 @@ COMMANDS = {
     "demo": "cli.demo",
     "compare": "cli.compare.command",
     "tau": "cli.tau",
+    "chaos": "cli.chaos.command",
     "status": "cli.status",
     "top": "cli.top",
     "deadletters": "cli.deadletters",
@@ -45,7 +47,7 @@ COMMANDS = {
     "index": "cli.index",
     "config": "cli.config",
 }
-TAKES_OVERRIDES = {"up", "demo", "compare", "tau", "watch", "eval"}
+TAKES_OVERRIDES = {"up", "demo", "compare", "tau", "chaos", "watch", "eval"}
 STOPPED = 130
 
 

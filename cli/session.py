@@ -107,8 +107,11 @@ class Session:
         server = local_redis.prepare(self.run_dir, self.config.redis.max_memory_bytes)
         program = Program(REDIS_NAME, server.command, os.environ, self._log(REDIS_NAME), last=True)
         supervisor.start(program)
-        await self._first_of(_answers(server.url), supervisor)
+        await self._until_answers(server.url, supervisor)
         return None if self._stop.is_set() else server.url
+
+    async def _until_answers(self, url: str, supervisor: Supervisor) -> None:
+        await self._first_of(_answers(url), supervisor)
 
     async def _start_services(self, supervisor: Supervisor, url: str) -> None:
         light = [s for s in self.specs if s.service in LIGHT]

@@ -83,16 +83,17 @@ def _judge(folder: Path, as_json: bool) -> None:
     if as_json:
         _print_json(found, best, why, scanned)
     else:
-        _print(folder, found, best, why, scanned, config.replay.tau)
+        _print(folder, found, best, why, scanned, config)
 
 
-def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, tau: float) -> None:
+def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, config: Any) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     from cli.calibration import LEAST_SCANNED
     from cli.progress import DASH
+    from shared.latency import spoken
 
     def small(value: float | None) -> str:
         return DASH if value is None else f"{value:.2g}"
@@ -102,7 +103,7 @@ def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, ta
         table.add_column(name, justify="left" if name == "judged" else "right", no_wrap=True)
     for gate in found:
         climb = DASH if gate.climb is None else f"x {gate.climb:.1f}"
-        marks = [gate.judgement, "now" if gate.tau == tau else "", "suggested" if gate is best else ""]
+        marks = [gate.judgement, "now" if gate.tau == config.replay.tau else "", "suggested" if gate is best else ""]
         table.add_row(
             f"{gate.tau:.3g}",
             f"{gate.acceptance:.0%}",
@@ -117,6 +118,8 @@ def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, ta
     console = Console()
     console.print(table)
     console.print(f"replay.tau = {best.tau:.3g}: {why}", highlight=False)
+    if config.env.kind == "search":
+        console.print(f"In the run's environment {spoken(config.env.latency)}.", style="dim", highlight=False)
     if scanned < LEAST_SCANNED:
         console.print(f"Only {scanned} groups were scanned: a longer run says more.", style="yellow", highlight=False)
 
@@ -141,7 +144,7 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     asked = load(config_file, overrides)
     words = ["--run.steps", str(steps), "--data.eval=", "--search.port", "0", "--replay.port", "0"]
     if not is_set(overrides, "run.name"):
-        words += ["--run.name", _free_name(Path(asked.run.root), asked.run.name + SUFFIX)]
+        words += ["--run.name", free_name(Path(asked.run.root), asked.run.name + SUFFIX)]
     if get_policy(asked.replay.policy).accepts is not within_tau:
         print(f"replay.policy = '{asked.replay.policy}' has no gate: the short run takes headroom_drift.")
         words += ["--replay.policy", "headroom_drift"]
@@ -150,7 +153,8 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     return config.run_dir if up.launch(config) == 0 else None
 
 
-def _free_name(root: Path, name: str) -> str:
+def free_name(root: Path, name: str) -> str:
+    """The name, or the first `name-N` that is not a folder below `root`."""
     candidate, number = name, 2
     while (root / candidate).exists():
         candidate, number = f"{name}-{number}", number + 1

@@ -1,0 +1,239 @@
+"""Every batch obeys the method (docs/method.md, section 3; the lag bound: docs/design.md, section 7).
+
+    fresh    the b arrived groups of smallest (due, number), none later than max_lag allows
+    order    stored groups by cached Headroom, descending (naive: newest first); none passed over but by the gate
+    gate     Drift <= tau in the scan that the step rests on
+    replay   the first K accepted, cut to whole units; never a group of the same step
+    append   only after the step: mixed groups, in order; evict FIFO beyond capacity
+
+What replay stores is followed in a shadow of its own and compared with replay:buffer at each batch. For policies
+other than `headroom_drift`, `headroom_only`, `naive` and `none` only the lag and no replay in the same step are judged.
+"""
+
+import math
+from dataclasses import dataclass
+
+from cli.chaos.log import Added, Dropped, Fact, Put, Removed
+from shared.config import Config
+from shared.messages import TRAIN, Batch, GroupHeader, Hello, Record, Result, Scan, ScanResult, Sync, Task, Trained
+from shared.versions import Version
+
+KNOWN = ("headroom_drift", "headroom_only", "naive", "none")
+BY_HEADROOM, GATED = ("headroom_drift", "headroom_only"), "headroom_drift"
+
+
+@dataclass
+class Stored:
+    """A group in the shadow buffer."""
+
+    sequence: int
+    headroom: float  # cached
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A fresh group that no step has trained, ordered as steps take them."""
+
+    due: int
+    number: int
+    header: GroupHeader
+
+
+class BatchesObeyTheMethod:
+    """See the module."""
+
+    def __init__(self, config: Config) -> None:
+        self.broken: list[str] = []
+        self.counts = {"batches": 0, "scanned": 0}
+        self._c = config
+        self._followed = config.replay.policy in KNOWN and not config.replay.free_refresh
+        self._gated = config.replay.policy == GATED and config.replay.adaptive_tau == 0
+        self._step, self._version = 0, Version(-1, 0)
+        self._min_version: dict[str, int] = {}  # of each task's last attempt
+        self._headers: dict[bytes, GroupHeader] = {}  # not filed yet, by entry
+        self._results: dict[bytes, Result] = {}  # not applied yet
+        self._arrived: dict[str, Arrived] = {}
+        self._known: set[str] = set()  # every group that was ever filed, or whose task was given up
+        self._usable: set[str] = set()
+        self._batches: dict[int, Batch] = {}
+        self._stored: dict[str, Stored] = {}
+        self._inserted = 0
+        self._kind: dict[str, str] = {}  # fingerprints of the stored groups
+        self._table: set[str] = set()  # replay:buffer
+        self._scan = ""
+        self._requested: set[str] = set()
+        self._records: dict[str, Record] = {}  # of the selection under way
+
+    def see(self, fact: Fact) -> None:
+        """The next fact."""
+        match fact:
+            case Added("tasks", _, Task() as task):
+                self._min_version[task.id] = task.min_version
+            case Added("groups", id, GroupHeader() as header):
+                self._headers[id] = header
+                if header.usable:
+                    self._usable.add(header.id)
+            case Added("results", id, message) if message is not None:
+                self._results[id] = message
+            case Added("work", _, Scan() as scan):
+                self._scan = scan.scan
+                self._requested.update(scan.ids)
+            case Added("work", _, Sync()):
+                self._begin_selection()
+            case Added("work", _, Batch() as batch):
+                self._batch(batch)
+            case Removed("groups", ids):
+                for header in [self._headers.pop(id) for id in ids if id in self._headers]:
+                    self._file(header)
+            case Removed("results", ids):
+                for result in [self._results.pop(id) for id in ids if id in self._results]:
+                    self._apply(result)
+            case Put("buffer", id, _):
+                self._table.add(id)
+            case Dropped("buffer", id):
+                self._table.discard(id)
+            case Dropped("tasks", id) if id not in self._usable:
+                self._known.add(id)  # given up: a group that comes late is none
+
+    def end(self, finished: bool) -> None:
+        """Everything was judged as it came."""
+
+    def _begin_selection(self) -> None:
+        self._scan = ""
+        self._requested.clear()
+        self._records.clear()
+
+    def _file(self, header: GroupHeader) -> None:
+        if header.kind != TRAIN or not header.usable or header.id in self._known:
+            return
+        self._known.add(header.id)
+        if self._kind and header.fingerprints != self._kind:
+            self._stored.clear()
+        self._kind = header.fingerprints
+        oldest = min(self._min_version[header.id], header.version_min.number)
+        self._arrived[header.id] = Arrived(oldest + self._c.replay.max_lag, header.number, header)
+
+    def _apply(self, result: Result) -> None:
+        match result:
+            case ScanResult() if result.scan == self._scan and result.version == self._version:
+                self._scan = ""
+                self._records |= {record.id: record for record in result.records}
+            case Hello() if result.version >= self._version:
+                if result.version != self._version or result.again:
+                    self._begin_selection()
+                if result.version.number > self._step:
+                    self._skip_to(result.version.number)
+                self._version = result.version
+            case Trained() if result.version.lineage >= self._version.lineage:
+                self._version = max(self._version, result.version)
+                if result.step == self._step:
+                    self._append(result)
+
+    def _skip_to(self, step: int) -> None:
+        """The server lost steps: what they used is gone, and what is stored is taken from replay's own table."""
+        self._step = step
+        self._stored = {id: stored for id, stored in self._stored.items() if id in self._table}
+        used = {id for batch in self._batches.values() for id in batch.fresh}
+        self._arrived = {id: arrived for id, arrived in self._arrived.items() if id not in used}
+
+    def _append(self, trained: Trained) -> None:
+        records = {record.id: record for record in trained.records}
+        for id in self._batches[trained.step].fresh if trained.step in self._batches else []:
+            arrived = self._arrived.pop(id, None)
+            if arrived is None or not arrived.header.mixed or id in trained.rejected:
+                continue
+            if arrived.header.fingerprints != self._kind:
+                continue
+            record = records.get(id)
+            reference = record.headroom_ref if record is not None else None
+            headroom = arrived.header.headroom if reference is None else reference
+            self._stored[id] = Stored(self._inserted, headroom)
+            self._inserted += 1
+        for id in trained.rejected:
+            self._stored.pop(id, None)
+        for id in sorted(self._stored, key=lambda id: self._stored[id].sequence)[: -self._c.replay.capacity]:
+            del self._stored[id]
+        if self._c.replay.policy == "none":
+            self._stored.clear()
+        self._step += 1
+        self._begin_selection()
+
+    def _batch(self, batch: Batch) -> None:
+        if self._batches.setdefault(batch.step, batch) is not batch:
+            return  # given again, by id: rules.steps
+        self.counts["batches"] += 1
+        if batch.step != self._step:
+            self._say(batch, f"was sent when step {self._step} was the next")
+        self._judge_fresh(batch)
+        if same := set(batch.replay) & set(batch.fresh):
+            self._say(batch, f"replays {min(same)} in the step that it is fresh in")
+        if not self._followed:
+            return
+        self._judge_stored(batch)
+        expected = self._select(batch)
+        if expected is not None and batch.replay != expected:
+            self._say(batch, f"replays {batch.replay}, and order and gate give {expected}")
+
+    def _judge_fresh(self, batch: Batch) -> None:
+        b, lag = self._c.learner.batch, self._c.replay.max_lag
+        if len(batch.fresh) != b and self._followed:
+            self._say(batch, f"has {len(batch.fresh)} fresh groups of {b}")
+        for id in batch.fresh:
+            if id not in self._arrived:
+                self._say(batch, f"takes {id} as fresh, which has not arrived or is trained already")
+                continue
+            header = self._arrived[id].header
+            # tokens after a resume may carry a lower number than their task allows: no bound covers them
+            in_one_lineage = header.version_min.lineage == header.version_max.lineage
+            if in_one_lineage and batch.step - header.version_min.number > lag:
+                self._say(batch, f"trains {id}, which is of version {header.version_min}: more than {lag} behind")
+        taken = [self._arrived[id] for id in batch.fresh if id in self._arrived]
+        order = [(fresh.due, fresh.number) for fresh in taken]
+        left = [(f.due, f.number) for id, f in self._arrived.items() if id not in batch.fresh]
+        if self._followed and order and (order != sorted(order) or (left and min(left) < max(order))):
+            self._say(batch, "does not take its fresh groups first in, first out")
+
+    def _judge_stored(self, batch: Batch) -> None:
+        if foreign := self._table - set(self._stored):
+            self._say(batch, f"rests on a buffer with {min(foreign)}, which was never appended or is evicted")
+        if missing := set(self._stored) - self._table:
+            self._say(batch, f"rests on a buffer without {min(missing)}")
+
+    def _select(self, batch: Batch) -> list[str] | None:
+        """The groups that order and gate give; cached scores and unreadable groups are seen to. None: said already."""
+        policy, wanted = self._c.replay.policy, self._c.replay_groups
+        scans = policy in BY_HEADROOM
+        accepted: list[str] = []
+        for id in self._order():
+            if len(accepted) == wanted:
+                break
+            record = self._records.get(id)
+            if not scans:
+                accepted.append(id)
+            elif record is None and id in self._requested:
+                del self._stored[id]  # not readable: discarded, and counted as rejected
+            elif record is None:
+                self._say(batch, f"passes over {id}, of cached Headroom {self._stored[id].headroom:.4f}, unscanned")
+                return None
+            elif record.tokens < 1 or not math.isfinite(record.drift + record.headroom):
+                del self._stored[id]
+            elif not self._gated or record.drift <= self._c.replay.tau:
+                accepted.append(id)
+        for id, record in self._records.items():
+            if id in self._stored:
+                self._stored[id].headroom = record.headroom
+        self.counts["scanned"] += len(self._records)
+        for id in batch.replay:
+            if scans and self._gated and (record := self._records.get(id)) and record.drift > self._c.replay.tau:
+                self._say(batch, f"replays {id} at a Drift of {record.drift:.2g}, above tau {self._c.replay.tau:g}")
+                return None
+        return accepted[: len(accepted) - len(accepted) % self._c.replay.unit]
+
+    def _order(self) -> list[str]:
+        """Best first; equal ones in the order of insertion."""
+        if self._c.replay.policy == "naive":
+            return sorted(self._stored, key=lambda id: -self._stored[id].sequence)
+        return sorted(self._stored, key=lambda id: (-self._stored[id].headroom, self._stored[id].sequence))
+
+    def _say(self, batch: Batch, what: str) -> None:
+        self.broken.append(f"the batch of step {batch.step} {what}.")

@@ -1,0 +1,92 @@
+"""Along one lineage of checkpoints no step is trained twice and no group is fresh twice.
+
+A learner that resumes at step n opens a lineage that takes the place of what was trained from n on: of each step the
+last lineage counts. A step that is told twice is told in the same words; a batch given twice is the same groups.
+"""
+
+from cli.chaos.log import Added, Counted, Fact, Noted
+from shared.config import Config
+from shared.messages import Batch, Hello, Trained, encode
+
+
+class TrainedOnce:
+    """See the module."""
+
+    def __init__(self, config: Config) -> None:
+        self.broken: list[str] = []
+        self.counts = {"steps": 0, "steps_again": 0, "fresh": 0, "replayed": 0, "rejected": 0, "counted_twice": 0}
+        self._said: dict[tuple[int, int], bytes] = {}  # (lineage, step) -> Trained
+        self._chain: dict[int, int] = {}  # step -> the lineage that trained it, as the newest weights have it
+        self._begun: set[int] = set()
+        self._batches: dict[int, Batch] = {}
+        self._fresh_in: dict[str, int] = {}
+        self._ledger = -1
+        self._twice = 0
+
+    def see(self, fact: Fact) -> None:
+        """The next fact."""
+        match fact:
+            case Added("work", _, Batch() as batch):
+                self._batch(batch)
+            case Added("results", _, Hello() as hello):
+                self._begin(hello)
+            case Added("results", _, Trained() as trained):
+                self._trained(trained)
+            case Noted(record):
+                self._note(record["step"], record["fresh"])
+            case Counted(counters):
+                self._twice = counters["trained_twice"]
+
+    def end(self, finished: bool) -> None:
+        """Every step up to the last is in the weights."""
+        self.counts["steps"] = len(self._chain)
+        self.counts["counted_twice"] = self._twice
+        missing = sorted(set(range(max(self._chain, default=-1))) - set(self._chain))
+        for step in missing:
+            self.broken.append(f"step {step} was trained by no lineage that the newest weights come from.")
+        if self._twice:
+            self.broken.append(f"replay itself counts {self._twice} groups that were trained twice as fresh ones.")
+
+    def _batch(self, batch: Batch) -> None:
+        known = self._batches.setdefault(batch.step, batch)
+        if (known.replay, known.fresh) != (batch.replay, batch.fresh):
+            self.broken.append(f"step {batch.step} was given two different batches.")
+        for id in batch.fresh:
+            first = self._fresh_in.setdefault(id, batch.step)
+            if first != batch.step:
+                self.broken.append(f"group {id} is fresh in step {first} and again in step {batch.step}.")
+        if known is batch:
+            self.counts["fresh"] += len(batch.fresh)
+            self.counts["replayed"] += len(batch.replay)
+
+    def _begin(self, hello: Hello) -> None:
+        lineage, step = hello.version
+        if lineage in self._begun:
+            return
+        self._begun.add(lineage)
+        for later in [s for s in self._chain if s >= step]:
+            del self._chain[later]
+
+    def _trained(self, trained: Trained) -> None:
+        lineage, step = trained.version.lineage, trained.step
+        said = encode(trained)
+        if self._said.setdefault((lineage, step), said) != said:
+            self.broken.append(f"step {step} was trained twice in lineage {lineage}.")
+            return
+        if step not in self._batches:
+            self.broken.append(f"step {step} was trained, and no batch was sent for it.")
+        if self._chain.get(step) == lineage:
+            return  # told again
+        self.counts["steps_again"] += any(s == step and other != lineage for other, s in self._said)
+        self.counts["rejected"] += len(trained.rejected)
+        if self._chain and step <= max(self._chain):
+            self.broken.append(f"step {step} was trained again in lineage {lineage}, behind step {max(self._chain)}.")
+        self._chain[step] = lineage
+
+    def _note(self, step: int, fresh: list[str]) -> None:
+        if step <= self._ledger:
+            self.broken.append(f"the ledger counts step {step} behind step {self._ledger}.")
+        self._ledger = step
+        batch = self._batches.get(step)
+        if batch is not None and batch.fresh != fresh:
+            self.broken.append(f"the ledger's fresh groups of step {step} are not those of its batch.")

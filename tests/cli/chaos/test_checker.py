@@ -1,0 +1,342 @@
+"""The checker on the log of real services: a clean one passes, and with each fault planted it names that fault."""
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cli import local_redis
+from cli.chaos.aof import transactions
+from cli.chaos.checker import check
+from cli.chaos.log import Added, Counted, Dropped, Fact, Noted, Put, Removed, facts
+from shared.config import Config, build
+from shared.errors import UserError
+from shared.messages import Batch, GroupHeader, Hello, Record, ScanResult, Task, Trained, WeightsNotice
+from shared.redis_client import wait_until_up
+from shared.versions import Version
+from tests.replay.peers import close_clients
+from tests.replay.test_service import run_to_the_end
+
+Log = list[list[Fact]]
+CAPACITY, TAU = 10, 0.01
+
+
+def settings(url: str = "", **replay: object) -> Config:
+    """A run of 14 steps with replay, failures, and a group size that mixes outcomes."""
+    tree: dict[str, Any] = {
+        "run": {"name": "judged", "steps": 14},
+        "redis": {"url": url},
+        "learner": {"batch": 4},
+        "replay": {"select": 2, "tau": TAU, "capacity": CAPACITY, "max_lag": 1, "scan_chunk": 3, "max_attempts": 9},
+        "rollout": {"group_size": 3},
+    }
+    tree["replay"] |= replay
+    return build(tree)
+
+
+def made(folder: Path, **replay: object) -> Path:
+    """Run replay with its peers, both crashing, on a server that keeps its history; the server's folder."""
+    server = local_redis.prepare(folder, 0, keep_history=True)
+    process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL)
+    try:
+        wait_until_up(server.url, 20)
+
+        async def run() -> None:
+            try:
+                await run_to_the_end(settings(server.url, **replay), fail_share=0.1, crashes=3, learner_crashes=3)
+            finally:
+                await close_clients()
+
+        asyncio.run(run())
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return server.folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The server's folder behind such a run."""
+    yield made(tmp_path_factory.mktemp("judged"))
+
+
+@pytest.fixture(scope="module")
+def clean(folder: Path) -> Log:
+    """Its log."""
+    return list(facts(transactions(folder), "judged"))
+
+
+def planted(log: Log, change: Callable[[Fact], Fact | list[Fact] | None]) -> Log:
+    """The log with each fact put through `change`: another, several, or None for none."""
+    out: Log = []
+    for transaction in log:
+        changed = [change(fact) for fact in transaction]
+        out.append([f for c in changed for f in (c if isinstance(c, list) else [] if c is None else [c])])
+    return out
+
+
+def first(log: Log, wanted: Callable[[Fact], bool]) -> Any:
+    """The first such fact."""
+    return next(fact for transaction in log for fact in transaction if wanted(fact))
+
+
+def message(fact: Fact, kind: type) -> Any:
+    """Its message where it is an addition of this kind."""
+    return fact.message if isinstance(fact, Added) and isinstance(fact.message, kind) else None
+
+
+def edited(fact: Any, **fields: object) -> Fact:
+    """An addition with other fields in its message."""
+    return replace(fact, message=msgspec.structs.replace(fact.message, **fields))
+
+
+def refused(log: Log, *words: str) -> None:
+    """The verdict has a sentence with all these words."""
+    broken = check(settings(), log).broken
+    assert any(all(word in sentence for word in words) for sentence in broken), broken[:5]
+
+
+@pytest.mark.parametrize("policy", ["headroom_drift", "headroom_only", "naive", "none", "drift_only"])
+def test_a_run_whose_services_crashed_keeps_every_rule(tmp_path: Path, policy: str) -> None:
+    log = list(facts(transactions(made(tmp_path, policy=policy)), "judged"))
+    verdict = check(settings(policy=policy), log)
+    assert verdict.broken == []
+    assert (verdict.counts["steps"], verdict.counts["fresh"], verdict.counts["lost"]) == (14, 56, 0)
+    assert verdict.counts["lineages"] == 4
+
+
+def test_the_log_holds_what_the_run_did(clean: Log) -> None:
+    verdict = check(settings(), clean)
+    assert verdict.broken == []
+    c = verdict.counts
+    assert c["batches"] == 14 and c["attempts"] > c["tasks"] >= 56 and c["scanned"] >= c["replayed"] > 10
+    assert c["open"] == c["given_up"] == c["counted_twice"] == c["rejected"] == 0
+
+
+def test_a_lost_task_is_named(clean: Log) -> None:
+    header = first(clean, lambda f: bool((h := message(f, GroupHeader)) and h.usable)).message
+
+    def lose(fact: Fact) -> Fact | None:
+        mine = getattr(message(fact, GroupHeader), "id", "") == header.id
+        return None if mine or fact == Dropped("tasks", header.id) else fact
+
+    refused(planted(clean, lose), header.id, "is lost")
+    assert check(settings(), planted(clean, lose)).counts["lost"] == 1
+
+
+def test_a_task_dropped_without_a_group_is_named(clean: Log) -> None:
+    header = first(clean, lambda f: bool((h := message(f, GroupHeader)) and h.usable)).message
+    log = planted(clean, lambda f: None if getattr(message(f, GroupHeader), "id", "") == header.id else f)
+    refused(log, header.id, "dropped without a group")
+
+
+def test_a_stored_task_that_is_issued_again_is_named(clean: Log) -> None:
+    drop = first(clean, lambda f: isinstance(f, Dropped) and f.table == "tasks")
+    log = planted(clean, lambda f: [f, Put("tasks", drop.field, b"")] if f is drop else f)
+    refused(log, drop.field, "issued again although its group is stored")
+
+
+def test_too_many_attempts_are_named(clean: Log) -> None:
+    task = first(clean, lambda f: message(f, Task) is not None)
+    refused(planted(clean, lambda f: edited(f, attempt=9) if f is task else f), task.message.id, "9 are allowed")
+
+
+def test_a_lost_task_that_nobody_gave_up_is_named(clean: Log) -> None:
+    counted = [f for t in clean for f in t if isinstance(f, Counted)][-1]
+    log = planted(clean, lambda f: Counted(counted.counters | {"lost": 1}) if f is counted else f)
+    refused(log, "counts 1 lost tasks, and 0 were given up")
+
+
+def test_a_step_trained_twice_in_a_lineage_is_named(clean: Log) -> None:
+    trained = first(clean, lambda f: message(f, Trained) is not None)
+    again = edited(trained, metrics={"loss": 1.0})
+    refused(planted(clean, lambda f: [f, again] if f is trained else f), "step 0 was trained twice in lineage 0")
+    told = check(settings(), planted(clean, lambda f: [f, replace(f, id=b"1-1")] if f is trained else f))
+    assert told.broken == []  # told again in the same words
+
+
+def test_a_step_that_is_missing_from_the_weights_is_named(clean: Log) -> None:
+    lineage = max(m.version.lineage for t in clean for f in t if (m := message(f, Trained)))
+    steps = [m.step for t in clean for f in t if (m := message(f, Trained)) and m.version.lineage == lineage]
+    gone = (lineage, steps[len(steps) // 2])
+
+    def skip(fact: Fact) -> Fact | None:
+        m = message(fact, Trained)
+        return None if m and (m.version.lineage, m.step) == gone else fact
+
+    refused(planted(clean, skip), f"step {gone[1]} was trained by no lineage")
+
+
+def test_a_group_that_is_fresh_twice_is_named(clean: Log) -> None:
+    batches = [f for t in clean for f in t if message(f, Batch)]
+    early = batches[0].message
+    late = next(f.message.step for f in batches if f.message.step > early.step)
+    twice = early.fresh[0]
+
+    def take_again(fact: Fact) -> Fact:
+        m = message(fact, Batch)
+        return edited(fact, fresh=[twice, *m.fresh[1:]]) if m and m.step == late else fact
+
+    refused(planted(clean, take_again), f"group {twice} is fresh in step {early.step} and again in step {late}")
+
+
+def test_a_step_with_two_batches_is_named(clean: Log) -> None:
+    batch = first(clean, lambda f: message(f, Batch) is not None)
+    other = edited(batch, fresh=batch.message.fresh[::-1])
+    refused(planted(clean, lambda f: [f, other] if f is batch else f), "step 0 was given two different batches")
+
+
+def test_a_ledger_that_goes_back_is_named(clean: Log) -> None:
+    lines = [f for t in clean for f in t if isinstance(f, Noted)]
+    refused(planted(clean, lambda f: [f, lines[0]] if f is lines[3] else f), "counts step 0 behind step 3")
+
+
+def test_groups_that_replay_counts_twice_are_named(clean: Log) -> None:
+    counted = [f for t in clean for f in t if isinstance(f, Counted)][-1]
+    log = planted(clean, lambda f: Counted(counted.counters | {"trained_twice": 2}) if f is counted else f)
+    refused(log, "counts 2 groups that were trained twice")
+    assert check(settings(), log).counts["counted_twice"] == 2
+
+
+def test_versions_that_shrink_are_named(clean: Log) -> None:
+    notices = [f for t in clean for f in t if message(f, WeightsNotice)]
+    refused(planted(clean, lambda f: [f, notices[0]] if f is notices[2] else f), "version 0.0 was published behind")
+    other = edited(notices[2], digest="another")
+    refused(planted(clean, lambda f: [f, other] if f is notices[2] else f), "two different contents")
+    gone = [f for f in notices if f.message.version == Version(0, 1)]
+    refused(planted(clean, lambda f: None if f in gone else f), "version 0.2", "one is missing")
+
+
+def test_replay_that_goes_back_is_named(clean: Log) -> None:
+    counts = [f for t in clean for f in t if isinstance(f, Counted)]
+    early = next(f for f in counts if f.counters["step"] == 1)
+    last = counts[-1]
+    refused(planted(clean, lambda f: [f, early] if f is last else f), "went back from step 14 to step 1")
+
+
+def test_an_actor_that_goes_back_is_named(clean: Log) -> None:
+    swaps: list[Fact] = [
+        Added("events", b"1-1", {"kind": "swap", "actor": "a-1", "version": version}) for version in ("1.4", "0.9")
+    ]
+    refused([*clean, swaps], "a-1 went from version 1.4 to version 0.9")
+
+
+def test_a_lineage_without_a_checkpoint_is_named(clean: Log) -> None:
+    refused([*clean, [Added("results", b"1-1", Hello(version=Version(9, 7)))]], "lineage 9 begins at step 7")
+
+
+def test_a_group_above_the_gate_is_named(clean: Log) -> None:
+    id = next(m.replay[0] for t in clean for f in t if (m := message(f, Batch)) and m.replay)
+
+    def drift_away(fact: Fact) -> Fact:
+        m = message(fact, ScanResult)
+        if not m:
+            return fact
+        return edited(fact, records=[drifted(r) if r.id == id else r for r in m.records])
+
+    def drifted(record: Record) -> Record:
+        return msgspec.structs.replace(record, sum_d2=2 * TAU * record.tokens)
+
+    refused(planted(clean, drift_away), f"replays {id} at a Drift of 0.02, above tau 0.01")
+
+
+def test_a_group_that_is_passed_over_is_named(clean: Log) -> None:
+    id = next(m.replay[0] for t in clean for f in t if (m := message(f, Batch)) and m.replay)
+    refused(planted(clean, lambda f: without(f, id)), "order and gate give", id)
+
+
+def without(fact: Fact, id: str) -> Fact:
+    """A batch that leaves this group out where it is replayed."""
+    m = message(fact, Batch)
+    return edited(fact, replay=[other for other in m.replay if other != id]) if m else fact
+
+
+def test_a_group_that_is_passed_over_unscanned_is_named(clean: Log) -> None:
+    batch = next(m for t in clean for f in t if (m := message(f, Batch)) and m.replay)
+
+    def unscanned(fact: Fact) -> Fact:
+        if (m := message(fact, ScanResult)) and m.step == batch.step:
+            return edited(fact, records=[r for r in m.records if r.id != batch.replay[0]])
+        if isinstance(fact, Added) and hasattr(fact.message, "ids"):
+            return edited(fact, ids=[id for id in fact.message.ids if id != batch.replay[0]])
+        return fact
+
+    refused(planted(clean, unscanned), f"passes over {batch.replay[0]}", "unscanned")
+
+
+def test_a_replayed_group_of_the_same_step_is_named(clean: Log) -> None:
+    batch = first(clean, lambda f: message(f, Batch) is not None)
+    mine = batch.message.fresh[0]
+    refused(planted(clean, lambda f: edited(f, replay=[mine]) if f is batch else f), "in the step that it is fresh in")
+
+
+def test_fresh_groups_out_of_order_are_named(clean: Log) -> None:
+    batch = first(clean, lambda f: message(f, Batch) is not None)
+    log = planted(clean, lambda f: edited(f, fresh=f.message.fresh[::-1]) if f is batch else f)
+    refused(log, "step 0", "first in, first out")
+
+
+def test_a_short_batch_and_a_group_that_has_not_come_are_named(clean: Log) -> None:
+    batch = first(clean, lambda f: message(f, Batch) is not None)
+    refused(planted(clean, lambda f: edited(f, fresh=f.message.fresh[:3]) if f is batch else f), "3 fresh groups of 4")
+    log = planted(clean, lambda f: edited(f, fresh=["x", *f.message.fresh[1:]]) if f is batch else f)
+    refused(log, "takes x as fresh, which has not arrived")
+
+
+def test_a_group_behind_the_lag_bound_is_named(clean: Log) -> None:
+    id = [m for t in clean for f in t if (m := message(f, Batch))][-1].fresh[0]
+
+    def old(fact: Fact) -> Fact:
+        m = message(fact, GroupHeader)
+        if not (m and m.id == id and m.usable):
+            return fact
+        return edited(fact, version_min=Version(0, 3), version_max=Version(0, 13))
+
+    refused(planted(clean, old), id, "more than 1 behind")
+
+
+def test_a_buffer_that_is_not_first_in_first_out_is_named(clean: Log) -> None:
+    evicted = first(clean, lambda f: isinstance(f, Dropped) and f.table == "buffer")
+    refused(planted(clean, lambda f: None if f is evicted else f), "never appended or is evicted", evicted.field)
+    stored = first(clean, lambda f: isinstance(f, Put) and f.table == "buffer")
+    log = planted(clean, lambda f: None if isinstance(f, Put) and f.field == stored.field else f)
+    refused(log, "rests on a buffer without")
+
+
+def test_an_unfinished_run_may_have_open_tasks_and_a_finished_one_may_not(clean: Log) -> None:
+    part = clean[: len(clean) // 2]
+    verdict = check(settings(), part)
+    assert verdict.broken == [] and verdict.counts["open"] > 0
+    end: list[Fact] = [Added("events", b"9-9", {"kind": "finished", "step": 14})]
+    refused([*part, end], "the run has finished, and task", "is still open")
+
+
+def test_what_took_effect_together_is_whole_where_a_crash_cut_the_file_off(folder: Path, tmp_path: Path) -> None:
+    whole = next((folder / "appendonlydir").glob("*.incr.aof")).read_bytes()
+    copy = tmp_path / "appendonlydir"
+    copy.mkdir()
+    (copy / "a.manifest").write_text("file a.incr.aof seq 1 type i\n")
+    for size in range(len(whole) // 2, len(whole) // 2 + 400):
+        (copy / "a.incr.aof").write_bytes(whole[:size])
+        assert check(settings(), facts(transactions(tmp_path), "judged")).broken == []
+
+
+def test_a_history_that_is_not_whole_is_refused(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(UserError, match="holds no manifest"):
+        list(transactions(tmp_path))
+    copy = tmp_path / "appendonlydir"
+    copy.mkdir()
+    (copy / "a.manifest").write_text("file a.base.rdb seq 1 type b\n")
+    (copy / "a.base.rdb").write_bytes(b"REDIS0011")
+    with pytest.raises(UserError, match="has rewritten its log"):
+        list(transactions(tmp_path))
+
+
+def test_removals_are_read_with_all_their_ids(clean: Log) -> None:
+    assert any(isinstance(f, Removed) and len(f.ids) > 1 for t in clean for f in t)
