@@ -16,6 +16,7 @@ from rich.table import Table
 from shared.evaluation.intervals import METHOD, Means, means
 from shared.evaluation.metrics import best_at_k, majority_at_k, mean_at_k, pass_at_k
 from shared.evaluation.records import Answered, Job
+from shared.latency import spoken
 from shared.messages import TIMED_OUT, TRUNCATED
 
 TIES = "between answers with equally many votes the one given first wins; a sample without an answer does not vote"
@@ -160,6 +161,9 @@ def _notes(found: Mapping[str, Any]) -> list[str]:
     notes = [f"[dim]Per cent, with the {found['interval']}.[/]"]
     if any(k > 1 for k in found["k"]):
         notes.append(f"[dim]Majority: {found['majority_ties']}.[/]")
+    env = found["settings"].get("env", {})
+    if env.get("kind") == "search":
+        notes.append(f"[dim]In its environment {spoken(env['latency'])}.[/]")
     rows = found["sources"].values()
     lost = sum(row["unscored_samples"] for row in rows)
     if lost:

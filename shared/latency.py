@@ -43,6 +43,13 @@ class Latency:
         return self.a * math.exp(self.b**2 / 2)  # `constant` has b = 0
 
 
+def spoken(text: str) -> str:
+    """What a report says of the setting: a figure of seconds means little without it."""
+    if parse_latency(text) is None:
+        return "no latency was added to retrieval"
+    return f"a latency of {text} s was added to each retrieval call"
+
+
 def parse_latency(text: str) -> Latency | None:
     """Read the setting; None where it is empty or zero. Raises UserError."""
     text = text.strip()

@@ -9,6 +9,7 @@ from cli.compare.figures import PARTS
 from cli.compare.intervals import Interval, difference, mean_of, ratio, verdict
 from cli.compare.results import Results
 from cli.progress import DASH, clock
+from shared.latency import spoken
 
 BUSY = 0.15  # share of all cores
 PER_CENT, SECONDS, PLAIN, SMALL = "{:.1f} %", "{:.2f} s", "{:.2f}", "{:.2g}"
@@ -187,10 +188,7 @@ def method(results: Results) -> Iterator[str]:
         )
     yield (
         "**Environment**: "
-        + "; ".join(
-            f"a latency of {text} s was added to each retrieval call" if text else "no latency was added to retrieval"
-            for text in sorted(latency)
-        )
+        + "; ".join(spoken(text) for text in sorted(latency))
         + ", drawn per call with a seed of its own, the same for all arms. The evaluation adds none."
     )
     yield (

@@ -337,6 +337,22 @@ def test_what_became_of_the_samples_is_counted_by_source_and_printed():
     assert line.split() == ["sums", "12", "6", "3", "3", "3", "3"]
 
 
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"kind": "search", "latency": "uniform(1, 3)"}, "a latency of uniform(1, 3) s was added to each retrieval"),
+        ({"kind": "search", "latency": ""}, "no latency was added to retrieval"),
+        ({"kind": "single", "latency": ""}, None),
+    ],
+)
+def test_a_report_says_what_latency_was_added(env: dict[str, str], said: str | None):
+    found = report(JOB, [answered(0, "a", [True, False])], [1], {"env": env})
+    with (console := Console(width=100)).capture() as printed:
+        print_report(found, console)
+    assert ("latency" in printed.get()) == (said is not None)
+    assert said is None or said in printed.get()
+
+
 def test_a_line_that_was_not_finished_is_asked_again(tmp_path: Path):
     question = Question(number=0, source="a", index=0, id="0", messages=[], ground_truth=["x"])
     write_questions(tmp_path, JOB, [question])

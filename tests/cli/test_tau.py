@@ -128,6 +128,7 @@ def test_the_command_prints_the_gates_and_the_suggestion(run_dir, capsys):
     said = capsys.readouterr().out
     assert "replay.tau = 0.02: it lets" in said
     assert "starves" in said and "open" in said and "now" in said
+    assert "no latency was added to retrieval" in said
     assert main(["tau", str(run_dir), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tau"] == TAU and found["scanned"] == 360 and len(found["gates"]) == len(FACTORS)
