@@ -96,8 +96,17 @@ def wait_until_up(url: str, wait_s: float) -> None:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether the server refused a write for want of memory. Redis 6.2 says so in the middle of a script's error."""
-    return isinstance(error, OutOfMemoryError) or (isinstance(error, redis.ResponseError) and "OOM" in str(error))
+    """Whether the server refused a write for want of memory or disk. A script's error says so in its middle."""
+    return isinstance(error, OutOfMemoryError) or is_short_of_disk(error) or _says(error, "OOM")
+
+
+def is_short_of_disk(error: Exception) -> bool:
+    """Whether the server refuses all writes because it cannot add to its append-only file."""
+    return _says(error, "MISCONF")
+
+
+def _says(error: Exception, code: str) -> bool:
+    return isinstance(error, redis.ResponseError) and code in str(error)
 
 
 def is_short_of_memory(client: redis.Redis) -> bool:

@@ -9,7 +9,7 @@ import redis
 
 from services.actor import metrics
 from shared.errors import UserError
-from shared.redis_client import AWAY, is_full
+from shared.redis_client import AWAY, is_full, is_short_of_disk
 from shared.waiting import LongWait
 
 log = logging.getLogger("headrace")
@@ -20,6 +20,7 @@ FULL = (
     "Redis is full, and what is done waits to be stored: give it more memory (maxmemory), or lower replay.max_bytes, "
     "replay.capacity or learner.checkpoint_every"
 )
+DISK_FULL = "Redis cannot write its append-only file, and what is done waits to be stored: make room on its disk"
 
 
 class Patience:
@@ -69,8 +70,9 @@ class Patience:
         if not is_full(error):
             log.warning("waiting for Redis since %.0f s: %s", self._wait.seconds, error)
             return
-        log.warning("%s (since %.0f s)", FULL, self._wait.seconds)
+        text = DISK_FULL if is_short_of_disk(error) else FULL
+        log.warning("%s (since %.0f s)", text, self._wait.seconds)
         try:
-            await self._tell(f"{FULL}.")
+            await self._tell(f"{text}.")
         except (redis.RedisError, OSError) as silent:
             log.debug("nobody could be told: %s", silent)
