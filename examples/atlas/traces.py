@@ -9,13 +9,10 @@ habits about what to search and copy.
 import random
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerFast
-
 from examples.atlas import grammar
 from examples.atlas.tokenizer import ASSISTANT, END, USER
 from examples.atlas.world import Entity, Fact, Question, World, one_hop
-
-Segments = list[tuple[str, bool]]
+from examples.small_policy.tokenizer import Segments
 
 
 @dataclass(frozen=True)
@@ -122,14 +119,3 @@ def trace(question: Question, world: World, habits: Habits, extra: int, rng: ran
         segments.append((f"{USER}{one_hop(fact, rng).text}{END}{ASSISTANT}", False))
         segments.append((_conclude(fact), True))
     return segments
-
-
-def encode(segments: Segments, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[bool]]:
-    """Token ids and, for each, whether the policy writes it (and so is trained on it)."""
-    ids: list[int] = []
-    written: list[bool] = []
-    for text, own in segments:
-        piece = tokenizer.encode(text, add_special_tokens=False)
-        ids += piece
-        written += [own] * len(piece)
-    return ids, written

@@ -9,37 +9,20 @@ ones. Fixed seeds: the same machine and thread count give the same weights.
 import argparse
 import json
 import random
-import time
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from examples.atlas import traces, world
 from examples.atlas.rollout import bm25_retriever, play
-from examples.atlas.tokenizer import BEGIN, END, PAD, build_tokenizer
+from examples.atlas.tokenizer import PAD, build_tokenizer
+from examples.small_policy.tokenizer import Row, encode
+from examples.small_policy.warm_start import Batches, imitate, save, small_model
 
 OTHER_WORLDS = range(1000, 1060)
-Row = tuple[list[int], list[bool]]
+LAYERS = 3
 DATA = Path(__file__).parent / "data"
-
-
-def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    ids = tokenizer.get_vocab()
-    config = Qwen2Config(
-        vocab_size=-(-len(tokenizer) // 8) * 8,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=ids[BEGIN],
-        eos_token_id=ids[END],
-        pad_token_id=ids[PAD],
-    )
-    return Qwen2ForCausalLM(config)
 
 
 def examples_of(seed: int, two_hop_share: float) -> tuple[world.World, list[world.Question]]:
@@ -53,64 +36,16 @@ def examples_of(seed: int, two_hop_share: float) -> tuple[world.World, list[worl
     return made, drawn
 
 
-class TraceSource:
-    """Endless batches of traces, mixed over the other worlds."""
+def trace_batches(tokenizer: PreTrainedTokenizerFast, habits: traces.Habits, extra: int, seed: int) -> Batches:
+    """Traces mixed over the other worlds."""
+    rng = random.Random(seed)
+    worlds = [examples_of(s, two_hop_share=0.5) for s in OTHER_WORLDS]
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, habits: traces.Habits, extra: int, seed: int) -> None:
-        self.tokenizer, self.habits, self.extra = tokenizer, habits, extra
-        self.pad = tokenizer.get_vocab()[PAD]
-        self.rng = random.Random(seed)
-        self.ready: list[list[Row]] = []
-        self.worlds = [examples_of(s, two_hop_share=0.5) for s in OTHER_WORLDS]
+    def draw() -> Row:
+        made, drawn = rng.choice(worlds)
+        return encode(traces.trace(rng.choice(drawn), made, habits, extra, rng), tokenizer)
 
-    def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids int64 [size, longest], labels int64 of the same shape: -100 where the policy does not write.
-
-        Traces are drawn eight batches at a time and cut by length, so that little of a batch is padding.
-        """
-        if not self.ready:
-            rows = sorted((self._draw() for _ in range(8 * size)), key=lambda row: len(row[0]))
-            self.ready = [rows[i : i + size] for i in range(0, len(rows), size)]
-            self.rng.shuffle(self.ready)
-        rows = self.ready.pop()
-        longest = max(len(ids) for ids, _ in rows)
-        ids = torch.full((size, longest), self.pad)
-        labels = torch.full((size, longest), -100)
-        for i, (row, written) in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row)
-            labels[i, : len(row)] = torch.where(torch.tensor(written), torch.tensor(row), -100)
-        return ids, labels
-
-    def _draw(self) -> Row:
-        made, drawn = self.rng.choice(self.worlds)
-        trace = traces.trace(self.rng.choice(drawn), made, self.habits, self.extra, self.rng)
-        return traces.encode(trace, self.tokenizer)
-
-
-def train(model: Qwen2ForCausalLM, source: TraceSource, steps: int, batch: int, peak_lr: float, name: str) -> None:
-    """Next-token loss on the policy's own tokens; learning rate: short warm-up, then a linear fall to a tenth."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
-    warm = max(1, min(50, steps // 10))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda i: min((i + 1) / warm, 1 - 0.9 * max(0, i - warm) / max(1, steps - warm))
-    )
-    model.train()
-    started = time.monotonic()
-    for step in range(1, steps + 1):
-        ids, labels = source.batch(batch)
-        hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-        kept = labels[:, 1:] != -100
-        logits = model.lm_head(hidden[kept])
-        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][kept])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 20 == 0 or step == steps:
-            spent = time.monotonic() - started
-            left = spent / step * (steps - step)
-            print(f"{name} {step}/{steps}  loss {loss.item():.3f}  {spent:.0f} s, {left:.0f} s left", flush=True)
+    return Batches(draw, tokenizer.get_vocab()[PAD], rng)
 
 
 def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, limit: int | None = None) -> dict[str, float]:
@@ -136,15 +71,6 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, limit: 
     return {k: round(v, 1) for k, v in figures.items()}
 
 
-def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    config = model.config
-    model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
-    )
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="model folder to write (config, weights, tokenizer)")
@@ -159,25 +85,20 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    build_tokenizer().save_pretrained(args.out)
-    build_model(build_tokenizer()).config.save_pretrained(args.out)
+    made = build_tokenizer()
+    made.save_pretrained(args.out)
+    small_model(made, LAYERS).config.save_pretrained(args.out)
     tokenizer = AutoTokenizer.from_pretrained(args.out)
-    model = Qwen2ForCausalLM.from_pretrained(args.start) if args.start else build_model(tokenizer)
+    model = Qwen2ForCausalLM.from_pretrained(args.start) if args.start else small_model(tokenizer, LAYERS)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     if args.clean_steps:
-        train(
-            model,
-            TraceSource(tokenizer, traces.CLEAN, 4, args.seed),
-            args.clean_steps,
-            args.batch,
-            args.lr,
-            "clean",
-        )
+        source = trace_batches(tokenizer, traces.CLEAN, 4, args.seed)
+        imitate(model, source, args.clean_steps, args.batch, args.lr, "clean")
         print("after clean traces:", measure(model, tokenizer))
         save(model, tokenizer, args.out.with_name(args.out.name + "-clean"))
     if args.noisy_steps:
-        source = TraceSource(tokenizer, traces.NOISY, 0, args.seed + 1)
-        train(model, source, args.noisy_steps, args.batch, args.noisy_lr, "noisy")
+        source = trace_batches(tokenizer, traces.NOISY, 0, args.seed + 1)
+        imitate(model, source, args.noisy_steps, args.batch, args.noisy_lr, "noisy")
         print("after noisy traces:", measure(model, tokenizer))
     save(model, tokenizer, args.out)
     print(f"written to {args.out}")
