@@ -10,15 +10,17 @@ missing (an emptied or restarted server).
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import redis
 import redis.asyncio
 from redis.exceptions import ResponseError
 
 from shared.redis_client import BLOCK_MS, PAYLOAD_SHARE, is_full
+
+T = TypeVar("T")
 
 FIELD = b"m"
 DEAD_LETTERS_KEPT = 1000
@@ -173,62 +175,54 @@ class Inbox:
 
 
 class SyncInbox:
-    """The same for a plain loop (the learner)."""
+    """The same for a plain loop (the learner), which takes up what was pending at its start by itself."""
 
     def __init__(self, client: redis.Redis, stream: str, group: str, consumer: str) -> None:
-        self.client, self.stream, self.group, self.consumer = client, stream, group, consumer
-        self._own_cursor: bytes | None = None
+        self._client, self._inbox = client, Inbox(cast(Any, _AtOnce(client)), stream, group, consumer)
+        self._inbox._own_cursor = None
 
     def read(self, count: int, block_ms: int = BLOCK_MS) -> list[Entry]:
         """Up to `count` new entries; after an error first what was pending then, so an entry may come a second time.
 
         Waits at most `block_ms`.
         """
-        try:
-            if self._own_cursor is not None:
-                own = self.own_pending(count, self._own_cursor)
-                self._own_cursor = own[-1].id if own else None
-                if own:
-                    return own
-            return _entries(
-                self.stream,
-                self.client.xreadgroup(self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms),
-            )
-        except ResponseError as error:
-            if not _group_is_missing(error):
-                raise
-            self.create()
-            return []
-        except BaseException:
-            self._own_cursor = b"0"  # the reply that was lost may have held entries
-            raise
+        return _result(self._inbox.read(count, block_ms))
 
     def own_pending(self, count: int, after: bytes = b"0") -> list[Entry]:
         """Entries delivered to this consumer and not yet acknowledged, from `after` on."""
-        return _entries(
-            self.stream, self.client.xreadgroup(self.group, self.consumer, {self.stream: after}, count=count)
-        )
+        return _result(self._inbox.own_pending(count, after))
 
     def create(self) -> None:
         """Create the stream and its group where they are missing."""
-        try:
-            self.client.xgroup_create(self.stream, self.group, id="0", mkstream=True)
-        except ResponseError as error:
-            if not (is_full(error) and self._is_there()) and "BUSYGROUP" not in str(error):
-                raise
-
-    def _is_there(self) -> bool:
-        try:
-            groups: Any = self.client.xinfo_groups(self.stream)
-        except ResponseError:
-            return False
-        return any(group["name"] == self.group.encode() for group in groups)
+        _result(self._inbox.create())
 
     def ack(self, *ids: bytes) -> None:
         """Acknowledge and delete."""
-        with self.client.pipeline(transaction=True) as pipe:
-            ack(pipe, self.stream, self.group, *ids)
+        with self._client.pipeline(transaction=True) as pipe:
+            ack(pipe, self._inbox.stream, self._inbox.group, *ids)
             pipe.execute()
+
+
+class _AtOnce:
+    """A plain client with the face of an asynchronous one: awaiting its commands runs them and never suspends."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def __getattr__(self, command: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def call(*args: Any, **options: Any) -> Any:
+            return getattr(self._client, command)(*args, **options)
+
+        return call
+
+
+def _result(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine that never suspends returns or raises."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits for an event loop")
 
 
 def ack(pipe: Any, stream: str, group: str, *ids: bytes) -> None:
