@@ -68,6 +68,8 @@ def prune(root: Path, keep_last: int, keep_every: int) -> None:
             _remove(root, f"step_{step}")
     for leftover in root.glob(".*step_*"):
         shutil.rmtree(leftover, ignore_errors=True)
+    for link in root.glob(f".{LATEST}.*"):
+        link.unlink(missing_ok=True)
 
 
 def _load_state(file: Path) -> dict[str, Any]:

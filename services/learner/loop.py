@@ -140,6 +140,7 @@ class Loop:
             letter.result(self._hello())
             if self._saved_step >= 0:  # the crash may have come between the checkpoint and the word of it
                 letter.result(Checkpointed(version=self.version, step=self._saved_step))
+                letter.pipe.set(streams.saved_key(self.keys), self.step)
                 letter.event("resumed", step=self.step, lineage=self.lineage)
             if self._lost:
                 letter.event("warning", text=lineage.lost_steps(*self._lost))
