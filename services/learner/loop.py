@@ -115,6 +115,16 @@ class Loop:
         log.info("%s", text)
         if not groups_are_coming:
             self.post.warn(text)
+        if not self._publisher.is_whole():
+            self._write_weights_again()
+
+    def _write_weights_again(self) -> None:
+        """Actors refuse a version whose files are damaged; where none has taken it, no group for a step comes."""
+        self._publisher.publish(self.version)
+        with self.post.letter("announce the version again") as letter:
+            letter.notice(self._publisher.notice)
+            text = f"the files of version {self.version} were damaged or gone, and are written again."
+            letter.event("warning", text=text)
 
     def handle(self, entry: Entry) -> bool:
         """Do what one entry says; True after Finish."""

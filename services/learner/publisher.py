@@ -5,7 +5,9 @@ from typing import Any
 
 from services.learner import publish
 from services.learner.groups import Group
+from shared import weights
 from shared.config import Config
+from shared.errors import UserError
 from shared.messages import WeightsNotice
 from shared.versions import Version
 
@@ -32,6 +34,14 @@ class Publisher:
         """Write the version's folder; `notice` is the caller's to send."""
         canary = publish.canary_of(self._model, self._canary)
         self.notice = publish.publish(self._dir, version, self._model, self.companions, canary)
+
+    def is_whole(self) -> bool:
+        """Whether the files of the last version are still those that were written."""
+        try:
+            weights.verify(self._dir / self.notice.location, self.notice.digest)
+        except (UserError, OSError):
+            return False
+        return True
 
     def delete_unused(self, in_use: set[Version]) -> None:
         """Delete all but the newest versions and those in use."""

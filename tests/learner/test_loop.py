@@ -331,6 +331,29 @@ def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
     assert text.startswith("the learner has waited 60 s for work at step 3: 1 actors are alive")
 
 
+@pytest.mark.slow
+def test_a_version_whose_files_are_damaged_is_written_again_while_the_learner_waits(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    loop = Loop(of_steps(config, 1), Stop())
+    folder = config.weights_dir / Version(0, 0).directory
+
+    def damage() -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+    threading.Timer(0.5, damage).start()
+    threading.Timer(3.0, lambda: [feed(batch(0)), feed(Finish())]).start()
+    loop.run()
+    notices = [decode(fields[FIELD], WeightsNotice) for _, fields in client.xrange(KEYS.weights)]
+    assert [notice.version for notice in notices] == [Version(0, 0), Version(0, 0), Version(0, 1)]
+    assert notices[0].digest == notices[1].digest
+    weights.verify(folder, notices[0].digest)
+    told = [record["text"] for _, record in events.parse(client.xrange(KEYS.events))]
+    assert "the files of version 0.0 were damaged or gone, and are written again." in told
+
+
 def test_on_a_server_that_is_short_of_memory_a_checkpoint_comes_early(config: Config, client: Any, feed: Feed) -> None:
     loop = start(config)
     feed(batch(0))
