@@ -100,7 +100,7 @@ def mortal_files(monkeypatch: pytest.MonkeyPatch, root: Path, death: Callable[[]
             if now is None or not any(str(a).startswith(str(root)) for a in args):
                 return real(*args, **kwargs)
             if not now.lost:
-                now.before(f"{name} {Path(args[-1]).name}")
+                now.before(f"{name} {args[0]}")
             return real(*args, **kwargs)
 
         monkeypatch.setattr(module, name, call)

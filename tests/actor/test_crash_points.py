@@ -1,0 +1,102 @@
+"""An actor is killed at each of its writes in turn, or loses a reply: every task ends as the one group it would be."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from services.actor import wire
+from services.actor.engine import Finish, Sampling
+from services.actor.service import Actor
+from shared import streams
+from shared.cancellation import stop
+from shared.config import Config
+from shared.messages import GroupHeader, WeightsNotice, decode, encode
+from shared.redis_client import connect_async
+from shared.streams import FIELD
+from shared.versions import Version
+from tests.actor.running import KEYS, make_task, send
+from tests.actor.scripted_engine import ScriptedEngine
+from tests.crashing import Death, Killed, deaths, mortal
+from tests.tiny_model import END, SPECIALS, TAGS
+
+OPEN, CLOSE = (len(SPECIALS) + TAGS.index(tag) for tag in ("<answer>", "</answer>"))
+A = len(SPECIALS) + len(TAGS)  # the letters' first token
+TASKS = 3
+
+
+def say(ids: list[int], sampling: Sampling) -> tuple[list[int], Finish]:
+    """An answer that the seed decides."""
+    return [OPEN, A + random.Random(sampling.seed).randrange(6), CLOSE, END], "eos"
+
+
+class Life:
+    """Three tasks, one that is too long to be played and one that nobody can read, for one actor after another."""
+
+    def __init__(self, config: Config, client: Any, death: Death) -> None:
+        self.config, self.client, self.death = config, client, death
+        client.flushall()
+        (config.weights_dir / "v").mkdir(parents=True, exist_ok=True)
+        notice = WeightsNotice(version=Version(0, 0), location="v", digest="", size=0, published=0.0, canary=[])
+        streams.add(client, KEYS.weights, encode(notice))
+        send(client, *(make_task(i) for i in range(TASKS)))
+        send(client, make_task(TASKS, messages=[{"role": "user", "content": "a " * 80}]))
+        streams.add(client, KEYS.tasks, b"\x81garbage")
+
+    async def answers(self, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """What replay and the learner find: headers without names and times, payloads, what was buried."""
+        patch.setattr(wire, "connect_async", lambda url: mortal(connect_async(url), self.death))
+        actor = self._start()
+        async with asyncio.timeout(30):
+            while self.client.xlen(KEYS.groups) <= TASKS or self.client.xlen(KEYS.tasks):
+                await asyncio.sleep(0.01)
+                if self.death.dead and actor is not None:
+                    await self._gone(actor)
+                    actor = None
+                    patch.setattr(wire, "connect_async", connect_async)
+                    second = self._start()
+        await self._gone(actor or second)
+        entries = [decode(fields[FIELD], GroupHeader) for _, fields in self.client.xrange(KEYS.groups)]
+        usable = [h.id for h in entries if h.usable]
+        assert len(set(usable)) == len(usable), "one header for each payload"
+        return {
+            "headers": {h.id: msgspec.structs.replace(h, actor="", seconds=0.0, env_seconds=0.0) for h in entries},
+            "payloads": {id: self.client.get(KEYS.payload(id)) for id in sorted(usable)},
+            "buried": {fields[b"data"] for _, fields in self.client.xrange(KEYS.dead)},
+        }
+
+    def _start(self) -> tuple[Actor, asyncio.Task[None]]:
+        engine = ScriptedEngine(say)
+        engine.version = None
+        actor = Actor(self.config, engine)
+        return actor, asyncio.create_task(actor.run())
+
+    async def _gone(self, running: tuple[Actor, asyncio.Task[None]]) -> None:
+        """All of it ends as a killed process does: at once, and without a word to Redis."""
+        actor, task = running
+        await stop(task, *actor.tasks.running.values())
+        assert task.cancelled() or isinstance(task.exception(), Killed)
+        await actor.wire.client.aclose()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True], ids=["killed", "reply_lost"])
+async def test_at_every_write_each_task_is_answered_by_the_group_it_would_be(
+    make_config: Any, client: redis.Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    monkeypatch.setattr("services.actor.service.serve_metrics", lambda port, host: 0)
+    monkeypatch.setattr("services.actor.tasks.RECLAIM_MS", 100)
+    monkeypatch.setattr("services.actor.outage._PAUSE_S", 0.01)
+    config = make_config(redis={"url": redis_url}, env={"kind": "single"}, actor={"heartbeat_s": 0.5})
+    unharmed = await Life(config, client, Death(0)).answers(monkeypatch)
+    assert sorted(unharmed["headers"]) == [f"t{i}" for i in range(TASKS + 1)]
+    assert len(unharmed["payloads"]) == TASKS and len(unharmed["buried"]) == 1
+    kinds: set[str] = set()
+    for death in deaths(lost=lost):
+        assert await Life(config, client, death).answers(monkeypatch) == unharmed, f"{death.at}: {death.where}"
+        kinds |= set(death.where.split())
+    assert kinds >= {"EVALSHA", "MULTI", "XACK", "XDEL", "XADD", "SET", "XGROUP"}, kinds
