@@ -38,10 +38,15 @@ class Stack:
         self.port = _free_port()
         self.password = secrets.token_hex(16)
         (folder / "env").write_text(f"HEADRACE_REDIS_PASSWORD={self.password}\nHEADRACE_REPLAY_PORT={self.port}\n")
-        services = {name: {"environment": settings} for name in ("replay", "env-search", "learner", "actor", "report")}
-        (folder / "override.json").write_text(json.dumps({"services": services}))
+        self._override = folder / "override.json"
+        self.set(settings)
         self._words = ["docker", "compose", "--env-file", str(folder / "env")]
-        self._words += ["-f", str(REPOSITORY / "compose.yaml"), "-f", str(folder / "override.json")]
+        self._words += ["-f", str(REPOSITORY / "compose.yaml"), "-f", str(self._override)]
+
+    def set(self, settings: dict[str, str]) -> None:
+        """The settings of our services from their next start on."""
+        services = {name: {"environment": settings} for name in ("replay", "env-search", "learner", "actor", "report")}
+        self._override.write_text(json.dumps({"services": services}))
 
     def compose(self, *words: str, within_s: float = 300, check: bool = True) -> str:
         """Run `docker compose WORDS`; its output."""
@@ -71,11 +76,12 @@ class Stack:
         """The next step to be trained, -1 while nobody says."""
         return self.health().get("step", -1)
 
-    def actors(self) -> list[str]:
-        """Ids of the actors that report themselves as running."""
+    def actors(self) -> dict[str, int]:
+        """The actors that report themselves as running, by id, and the step of the weights each generates with."""
         ids = self.redis("SMEMBERS", f"headrace:{{{RUN}}}:actors").split()
-        beats = [self.redis("GET", f"headrace:{{{RUN}}}:actor:{id}") for id in ids]
-        return [id for id, beat in zip(ids, beats, strict=True) if beat and json.loads(beat)["state"] == "running"]
+        told = [self.redis("GET", f"headrace:{{{RUN}}}:actor:{id}") for id in ids]
+        beats = {id: json.loads(beat) for id, beat in zip(ids, told, strict=True) if beat}
+        return {id: beat["version"][1] for id, beat in beats.items() if beat["state"] == "running"}
 
     def counted(self) -> dict[str, int]:
         """Groups of the run by what became of them, from replay's metrics."""

@@ -25,7 +25,6 @@ SETTINGS = {
     "HEADRACE_REPLAY__CAPACITY": "12",
     "HEADRACE_ACTOR__GROUPS": "2",
     "HEADRACE_ACTOR__THREADS": "1",
-    "HEADRACE_REDIS__WAIT_S": "120",
 }
 PORTS = {"replay": ["127.0.0.1"]}  # of a run without monitoring, nothing else is published
 USERS = {"redis": "redis"}  # the others: 10001
@@ -61,8 +60,11 @@ def test_nothing_runs_as_root_and_only_the_window_is_published(stack: Stack) -> 
 
 
 def test_actors_are_scaled_up_and_down_while_it_trains(stack: Stack) -> None:
+    (first,), before = stack.actors(), stack.step()
     stack.compose("up", "-d", "--no-recreate", "--no-build", "--scale", "actor=3")
     stack.until(lambda: len(stack.actors()) == 3, "three actors", within_s=300)
+    joined = {id: step for id, step in stack.actors().items() if id != first}
+    assert min(joined.values()) >= before - 1, "newcomers begin with the weights of the day"
     before = stack.step()
     stack.until(lambda: stack.step() >= before + 2, "steps with three actors", within_s=180)
     stack.compose("up", "-d", "--no-recreate", "--no-build", "--scale", "actor=1")
@@ -72,16 +74,21 @@ def test_actors_are_scaled_up_and_down_while_it_trains(stack: Stack) -> None:
     assert_nothing_lost(stack)
 
 
-def test_an_actor_cut_off_for_30_seconds_goes_on(stack: Stack) -> None:
-    (actor,) = stack.containers("actor")
+def test_an_actor_cut_off_for_30_seconds_stops_nobody_and_goes_on_afterwards(stack: Stack) -> None:
+    stack.compose("up", "-d", "--no-recreate", "--no-build", "--scale", "actor=2")
+    stack.until(lambda: len(stack.actors()) == 2, "two actors", within_s=300)
+    cut, _ = stack.containers("actor")
     network = f"{stack.project}_default"
-    before = stack.inspect(actor)["RestartCount"]
-    docker("network", "disconnect", network, actor)
+    restarts, step = stack.inspect(cut)["RestartCount"], stack.step()
+    docker("network", "disconnect", network, cut)
     time.sleep(30)
-    docker("network", "connect", "--alias", "actor", network, actor)
+    assert len(stack.actors()) == 1, "it was really away"
+    assert stack.step() > step, "the other one goes on"
+    docker("network", "connect", "--alias", "actor", network, cut)
+    stack.until(lambda: len(stack.actors()) == 2, "the actor that was away", within_s=120)
     step = stack.step()
     stack.until(lambda: stack.step() >= step + 2, "steps after the cut", within_s=240)
-    assert stack.inspect(actor)["RestartCount"] == before, "it waited instead of dying"
+    assert stack.inspect(cut)["RestartCount"] == restarts, "it waited instead of dying"
     assert_nothing_lost(stack)
 
 
@@ -110,6 +117,18 @@ def test_stopped_and_started_again_it_goes_on_from_its_volumes(stack: Stack) -> 
     stack.until(lambda: (stack.compose("exec", "-T", "report", "ls", f"/runs/{RUN}")).count("metrics.jsonl"), "log", 30)
     text = stack.compose("exec", "-T", "report", "cat", f"/runs/{RUN}/metrics.jsonl")
     assert text.count("\n") >= step, "the report went on where it had stopped"
+
+
+def test_it_ends_by_itself_with_a_summary(stack: Stack) -> None:
+    stack.set(SETTINGS | {"HEADRACE_RUN__STEPS": str(stack.step() + 4)})
+    stack.compose("down")
+    stack.compose("up", "-d", "--no-build")
+    stack.until(lambda: not stack.compose("ps", "-q", "learner", "report").split(), "end of the run", within_s=600)
+    stack.until(lambda: not stack.containers("actor"), "end of the actor", within_s=60)
+    ended = [stack.inspect(id)["State"]["ExitCode"] for id in stack.compose("ps", "-aq", "learner", "report").split()]
+    assert ended == [0, 0]
+    told = stack.compose("logs", "--no-color", "report")
+    assert "summary.json" in told, told
 
 
 def assert_nothing_lost(stack: Stack) -> None:
