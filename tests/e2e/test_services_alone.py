@@ -43,7 +43,8 @@ class Run:
     folder: Path
     traffic: Traffic
     events: list[dict[str, Any]]
-    metrics: dict[str, str]  # the last thing each service said to Prometheus
+    first: dict[str, str]  # the first thing each service said to Prometheus
+    metrics: dict[str, str]  # and the last
     statuses: dict[str, int]  # with which each left
 
 
@@ -62,14 +63,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         variables = settings(root, server.url, ports)
         for name in SERVICES:
             processes[name] = start(name, variables, root)
-        metrics = scrape_until_the_end(processes, ports, root)
+        first, last = scrape_until_the_end(processes, ports, root)
         with redis.Redis.from_url(server.url) as client:
             events = [record for _, record in parse(client.xrange(Keys(NAME).events))]
         for name in SERVICES:
             processes[name].send_signal(signal.SIGTERM)
         statuses = {name: processes[name].wait(10) for name in SERVICES}
         processes["redis"].terminate()
-        yield Run(folder, tap.close(), events, metrics, statuses)
+        yield Run(folder, tap.close(), events, first, last, statuses)
     finally:
         for process in processes.values():
             process.kill()
@@ -117,8 +118,9 @@ def start(name: str, variables: Mapping[str, str], folder: Path) -> subprocess.P
 
 def scrape_until_the_end(
     processes: Mapping[str, subprocess.Popen[bytes]], ports: Mapping[str, int], folder: Path
-) -> dict[str, str]:
-    """The last metrics of each service, looked at until the learner has left by itself."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The first and the last metrics of each service, looked at until the learner has left by itself."""
+    first: dict[str, str] = {}
     last: dict[str, str] = {}
     deadline = time.monotonic() + RUN_S
     with httpx.Client(trust_env=False, timeout=5.0) as client:
@@ -130,14 +132,21 @@ def scrape_until_the_end(
                     last[name] = client.get(f"http://127.0.0.1:{ports[name]}/metrics").raise_for_status().text
                 except httpx.TransportError:
                     continue  # not up yet, or just gone
+                first.setdefault(name, last[name])
             time.sleep(0.1)
     assert processes["learner"].returncode == 0, logs(folder)
-    return last
+    return first, last
 
 
 def logs(folder: Path) -> str:
     """What the services wrote."""
     return "\n".join(f"--- {file.stem}\n{file.read_text()}" for file in sorted(folder.glob("*.log")))
+
+
+def test_each_is_up_within_five_seconds_of_work(run: Run) -> None:
+    for name in SERVICES:  # CPU seconds, so that a busy machine does not decide
+        families = {family.name: family for family in text_string_to_metric_families(run.first[name])}
+        assert families["process_cpu_seconds"].samples[0].value < 5, name
 
 
 def test_each_leaves_in_good_order(run: Run) -> None:
