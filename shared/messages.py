@@ -290,7 +290,10 @@ def _check_header(h: GroupHeader) -> None:
     counts = [h.number, h.attempt, h.prompt_tokens, *h.sampled_tokens, *h.total_tokens, *h.searches, *h.version_min]
     if min(counts) < 0 or h.payload_bytes < 0:
         raise Malformed(f"group {h.id}: a negative count")
-    if max([*counts, *h.version_max]) >= 2**31 or h.payload_bytes > PAYLOAD_BYTES:
+    tokens = h.prompt_tokens + sum(h.total_tokens)
+    if max([*counts, *h.version_max]) >= 2**31 or max(4 * tokens, h.payload_bytes) > PAYLOAD_BYTES:
         raise Malformed(f"group {h.id}: a count larger than any group has")
+    if any(sampled > total for sampled, total in zip(h.sampled_tokens, h.total_tokens, strict=True)):
+        raise Malformed(f"group {h.id}: more sampled tokens than tokens")
     if h.version_min.number > h.version_max.number:
         raise Malformed(f"group {h.id}: version_min {h.version_min} above version_max {h.version_max}")
