@@ -43,6 +43,7 @@ def assemble(config: Config, stop: Stop) -> Assembled:
         torch.set_num_threads(config.learner.threads or share_of_cores(1 + config.actor.count))
     torch.manual_seed(config.run.seed)
 
+    checkpoint.tidy(config.checkpoints_dir)
     found = checkpoint.newest(config.checkpoints_dir)
     folder = found[0] if found else find_model(config.model.path)
     dtype = pick_dtype(config.model.dtype, device)

@@ -62,14 +62,20 @@ def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def prune(root: Path, keep_last: int, keep_every: int) -> None:
-    """Delete all but the newest `keep_last` and the multiples of `keep_every` (0: none); and unfinished writes."""
+    """Delete all but the newest `keep_last` and the multiples of `keep_every` (0: none)."""
     for step in steps(root)[:-keep_last]:
         if not (keep_every and step % keep_every == 0):
             _remove(root, f"step_{step}")
+
+
+def tidy(root: Path) -> None:
+    """What a learner that was killed left behind: unfinished writes go, and `latest` points to the newest step."""
     for leftover in root.glob(".*step_*"):
         shutil.rmtree(leftover, ignore_errors=True)
     for link in root.glob(f".{LATEST}.*"):
         link.unlink(missing_ok=True)
+    if there := steps(root):
+        _point_latest(root, checkpoints.folder(root, there[-1]).name)
 
 
 def _load_state(file: Path) -> dict[str, Any]:

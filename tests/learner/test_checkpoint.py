@@ -126,7 +126,7 @@ def test_a_write_that_died_half_way_is_never_seen(tmp_path: Path, policy_dir: Pa
         checkpoint.save(config.checkpoints_dir, 5, die, {})
     assert checkpoint.newest(config.checkpoints_dir) is None
     assert any(config.checkpoints_dir.iterdir())
-    checkpoint.prune(config.checkpoints_dir, keep_last=1, keep_every=0)
+    checkpoint.tidy(config.checkpoints_dir)
     assert not any(config.checkpoints_dir.iterdir())
 
 
