@@ -10,6 +10,8 @@ A step is trained once per lineage.
 """
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from services.learner import assemble, checkpoint, engine_gap, lineage, metrics, publish
@@ -19,6 +21,7 @@ from services.learner.parts import use_parts
 from services.learner.policy import context_of, vocabulary_of
 from services.learner.post import Post
 from services.learner.publisher import Publisher
+from services.learner.room import until_written
 from services.learner.stop import Stop
 from services.learner.store import Fetched, Store
 from services.learner.told import Told
@@ -120,7 +123,7 @@ class Loop:
 
     def _write_weights_again(self) -> None:
         """Actors refuse a version whose files are damaged; where none has taken it, no group for a step comes."""
-        self._publisher.publish(self.version)
+        self._publish()
         with self.post.letter("announce the version again") as letter:
             letter.notice(self._publisher.notice)
             text = f"the files of version {self.version} were damaged or gone, and are written again."
@@ -144,7 +147,7 @@ class Loop:
         return False
 
     def _announce(self) -> None:
-        self._publisher.publish(self.version)
+        self._publish()
         with self.post.letter("announce the first version") as letter:
             letter.notice(self._publisher.notice)
             letter.result(self._hello())
@@ -222,7 +225,7 @@ class Loop:
         skipped = (self.step, first) if first > self.step else None
         if skipped:
             self.step, self._cursor = first, None
-            self._publisher.publish(self.version)
+            self._publish()
         lacking = self.post.patiently("look for payloads", lambda: self._told.lacking(self.client, self.keys, sync))
         newest: Any = self.post.patiently(
             "read the newest notice", lambda: self.client.xrevrange(self.keys.weights, count=1)
@@ -250,7 +253,7 @@ class Loop:
         self.step += 1
         with self.trainer.clock("publish"):
             self._publisher.trained_on([*replay.groups, *fresh.groups])
-            self._publisher.publish(self.version)
+            self._publish()
 
         numbers = metrics.step_metrics(totals, records, len(replay.groups), fresh.groups, before)
         if "engine_gap" in numbers:
@@ -302,12 +305,12 @@ class Loop:
     def _checkpoint(self) -> None:
         c = self.config
         with self.trainer.clock("checkpoint"):
-            checkpoint.save(
-                c.checkpoints_dir,
-                self.step,
-                lambda folder: publish.write_model(self.trainer.model, self._publisher.companions, folder),
-                assemble.trainer_state(self.trainer, self.step, self.lineage, self._cursor),
-            )
+            state = assemble.trainer_state(self.trainer, self.step, self.lineage, self._cursor)
+
+            def write_model(folder: Path) -> None:
+                publish.write_model(self.trainer.model, self._publisher.companions, folder)
+
+            self._written(c.checkpoints_dir, lambda: checkpoint.save(c.checkpoints_dir, self.step, write_model, state))
             self._saved_step = self.step
             with self.post.letter("acknowledge the saved batches") as letter:
                 letter.ack(*(id for id, _ in self._open))
@@ -315,6 +318,12 @@ class Loop:
                 letter.result(Checkpointed(version=self.version, step=self.step))
             self._open.clear()
             checkpoint.prune(c.checkpoints_dir, c.learner.keep_last, c.learner.keep_every)
+
+    def _publish(self) -> None:
+        self._written(self.config.weights_dir, lambda: self._publisher.publish(self.version))
+
+    def _written(self, folder: Path, write: Callable[[], object]) -> None:
+        until_written(self.stop, folder, write, self.post.warn)
 
     def _hello(self, *, again: bool = False) -> Hello:
         return Hello(version=self.version, cursor=self._cursor, again=again)

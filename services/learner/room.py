@@ -1,0 +1,62 @@
+"""Waiting for room on the disk. Weights and checkpoints are written aside and renamed, so a write may be made again."""
+
+import errno
+import logging
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from services.learner.stop import Stop
+from shared.waiting import LongWait
+
+log = logging.getLogger("headrace")
+
+RETRY_S = 1.0
+PROBE_BYTES = 2**20
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+T = TypeVar("T")
+
+
+def until_written(stop: Stop, folder: Path, write: Callable[[], T], tell: Callable[[str], None]) -> T:
+    """The result of `write`, made again while the disk of `folder` has no room. Raises Stopped meanwhile.
+
+    tell: hears so in a sentence for people, at once and ever less often.
+    """
+    wait = LongWait(first_s=0.0)
+    while True:
+        try:
+            return write()
+        except Exception as error:  # safetensors and torch put what the system said into errors of their own
+            if not is_for_want_of_room(error, folder):
+                raise
+            if wait.due():
+                text = f"no room in {folder} since {wait.seconds:.0f} s ({error}): the learner waits, make some."
+                log.warning("%s", text)
+                tell(text)
+            stop.wait(RETRY_S)
+
+
+def is_for_want_of_room(error: Exception, folder: Path) -> bool:
+    """By the number of the system's error; where it is not told, by trying."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in FULL
+    if told := re.search(r"os error (\d+)", str(error)):  # safetensors
+        return int(told[1]) in FULL
+    return _has_no_room(folder)
+
+
+def _has_no_room(folder: Path) -> bool:
+    probe = folder / f".probe.{time.monotonic_ns()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(bytes(PROBE_BYTES))
+    except OSError as error:
+        return error.errno in FULL
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+    return False
