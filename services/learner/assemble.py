@@ -47,10 +47,11 @@ def assemble(config: Config, stop: Stop) -> Assembled:
     found = checkpoint.newest(config.checkpoints_dir)
     folder = found[0] if found else find_model(config.model.path)
     dtype = pick_dtype(config.model.dtype, device)
-    model = load_policy(folder, dtype, device)
+    model = load_policy(folder, dtype, device, packed=config.learner.packed)
     frozen = None
     if config.learner.kl > 0:
-        frozen = load_policy(find_model(config.model.kl_reference, "model.kl_reference"), dtype, device)
+        fixed = find_model(config.model.kl_reference, "model.kl_reference")
+        frozen = load_policy(fixed, dtype, device, packed=config.learner.packed)
         frozen.requires_grad_(False)
     optimiser = Optimiser(model.parameters(), config.learner, config.run.steps)
     step, lineage, cursor = 0, -1, None

@@ -75,17 +75,21 @@ def mini_batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
     return [[one for group in cut for one in (*joining.get(group.id, ()), group)] for cut in cuts]
 
 
-def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    """Rows sorted by length, longest first, cut so that rows x longest stays within `budget` tokens.
+def micro_batches(rows: Sequence[Row], budget: int, *, packed: bool) -> Iterator[list[Row]]:
+    """Rows sorted by length, longest first, cut so that what the model reads stays within `budget` tokens.
 
-    Neighbours in length share a micro-batch, so padding is little. A row above the budget is one of its own.
+    Packed rows cost what they are long. Others are padded to the longest beside them; neighbours in length share a
+    micro-batch, so padding is little. A row above the budget is one of its own.
     """
     batch: list[Row] = []
+    held = 0
     for row in sorted(rows, key=lambda r: (-r.inputs, r.start)):
-        if batch and (len(batch) + 1) * batch[0].inputs > budget:
+        cost = row.inputs if packed or not batch else batch[0].inputs
+        if batch and held + cost > budget:
             yield batch
-            batch = []
+            batch, held, cost = [], 0, row.inputs
         batch.append(row)
+        held += cost
     if batch:
         yield batch
 
@@ -95,6 +99,6 @@ def flat_index(rows: Sequence[Row]) -> Tensor:
     return torch.cat([torch.arange(r.start, r.start + len(r.positions)) for r in rows])
 
 
-def padded_tokens(rows: Sequence[Row]) -> int:
+def tokens_read(rows: Sequence[Row], *, packed: bool) -> int:
     """Tokens the forward of one micro-batch computes, padding included."""
-    return len(rows) * max(r.inputs for r in rows)
+    return sum(r.inputs for r in rows) if packed else len(rows) * max(r.inputs for r in rows)

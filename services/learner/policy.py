@@ -1,22 +1,27 @@
 """The trained model: loading it, and the log-probability of the tokens a rollout sampled.
 
-Rows are padded on the right. With causal attention no real token sees the padding, so no attention mask is needed and
-the fast attention path is taken. The model stays in evaluation mode: dropout would make log p_theta differ from l_ref
-with no change of the weights.
+Rows are packed one after another (`packing.py`); where the architecture forbids it they are padded on the right. With
+causal attention no real token sees the padding, so no attention mask is needed and the fast attention path is taken.
+The model stays in evaluation mode: dropout would make log p_theta differ from l_ref with no change of the weights.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from services.learner.groups import Row
+from services.learner.logprob import token_logprobs
+from services.learner.packing import PACKED, can_pack, packing
 from shared.errors import UserError
+from shared.model_files import NO_CODE
 
-LOGITS_AT_ONCE = 2**25  # tokens x vocabulary in one chunk: 128 MiB in float32
+log = logging.getLogger("headrace")
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -38,8 +43,8 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return _DTYPES[wanted]
 
 
-def load_policy(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """A transformers causal language model in evaluation mode.
+def load_policy(folder: Path, dtype: torch.dtype, device: torch.device, *, packed: bool = True) -> Any:
+    """A transformers causal language model in evaluation mode, that takes packed rows if wanted and if it can.
 
     Raises UserError for a folder it cannot read, weights that do not fill the model, or an architecture whose logits
     are more than the output layer times the last hidden state.
@@ -50,7 +55,7 @@ def load_policy(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     transformers.logging.disable_progress_bar()
     try:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **NO_CODE
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -66,7 +71,14 @@ def load_policy(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
     model = model.to(device).eval()
     _check_head(model, folder)
+    if packed:
+        _use_packing(model)
     return model
+
+
+def is_packed(model: Any) -> bool:
+    """Whether `logprobs` packs rows instead of padding them."""
+    return model.config.get_text_config()._attn_implementation == PACKED
 
 
 def vocabulary_of(model: Any) -> int:
@@ -82,35 +94,39 @@ def context_of(model: Any) -> int:
 def logprobs(model: Any, rows: Sequence[Row], temperature: float) -> Tensor:
     """log softmax(logits / temperature) at the trained tokens of the rows, in row order: float32[sum].
 
-    On the model's device; carries a gradient unless under `torch.no_grad`. Logits are made for the trained tokens only,
-    in chunks.
+    On the model's device; carries a gradient unless under `torch.no_grad`. Logits are made for the trained tokens only.
     """
     device = next(model.parameters()).device
-    width = max(row.inputs for row in rows)
-    inputs = torch.zeros(len(rows), width, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        inputs[i, : row.inputs] = torch.from_numpy(row.tokens[:-1])
-    where = torch.cat([torch.from_numpy(row.positions - 1) + i * width for i, row in enumerate(rows)]).to(device)
-    targets = torch.cat([torch.from_numpy(row.tokens[row.positions]) for row in rows]).to(device)
+    lengths = [row.inputs for row in rows]
+    if is_packed(model):
+        starts, beside = np.cumsum([0, *lengths[:-1]]), packing(lengths, device)
+        inputs = torch.from_numpy(np.concatenate([row.tokens[:-1] for row in rows]))[None]
+    else:
+        width, beside = max(lengths), {}
+        starts = np.arange(len(rows)) * width
+        inputs = torch.zeros(len(rows), width, dtype=torch.int64)
+        for i, row in enumerate(rows):
+            inputs[i, : row.inputs] = torch.from_numpy(row.tokens[:-1])
+    where = np.concatenate([row.positions - 1 + start for row, start in zip(rows, starts, strict=True)])
+    targets = np.concatenate([row.tokens[row.positions] for row in rows])
 
-    states = model.base_model(input_ids=inputs.to(device), use_cache=False).last_hidden_state
-    states = states.reshape(len(rows) * width, -1).index_select(0, where)
-    head = model.get_output_embeddings()
-    chunk = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
-    if len(targets) <= chunk:
-        return _score(head, states, targets, temperature)
-    parts = []
-    for s, t in zip(states.split(chunk), targets.split(chunk), strict=True):
-        if torch.is_grad_enabled():  # the logits of a chunk are made again in the backward pass rather than kept
-            parts.append(checkpoint(_score, head, s, t, temperature, use_reentrant=False))
-        else:
-            parts.append(_score(head, s, t, temperature))
-    return torch.cat(parts)
+    states = model.base_model(input_ids=inputs.to(device), use_cache=False, **beside).last_hidden_state
+    states = states.flatten(0, 1).index_select(0, torch.from_numpy(where).to(device))
+    return token_logprobs(model.get_output_embeddings(), states, torch.from_numpy(targets).to(device), temperature)
 
 
-def _score(head: Any, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    logits = head(states).float() / temperature
-    return logits.gather(-1, targets[:, None]).squeeze(-1) - torch.logsumexp(logits, -1)
+@torch.no_grad()
+def _use_packing(model: Any) -> None:
+    """Unless the model cannot, or computes something else: compare once."""
+    rows = [Row(np.arange(n) % min(8, vocabulary_of(model)), np.arange(1, n), 0) for n in (9, 7, 7, 4)]
+    alone = torch.cat([logprobs(model, [row], 1.0) for row in rows])
+    if can_pack(model.config):
+        model.set_attn_implementation(PACKED)
+        together = logprobs(model, rows, 1.0)
+        if torch.allclose(together, alone, atol=1e-4 if model.dtype == torch.float32 else 0.1):
+            return
+        model.set_attn_implementation("sdpa")
+    log.warning("the attention of %s is not plain causal attention: rows are padded", type(model).__name__)
 
 
 @torch.no_grad()

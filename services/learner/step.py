@@ -6,7 +6,7 @@ their training forward, which runs under those weights; the others need a forwar
 with l_start, log p of every group at the start of the step, which is only needed where clipping is decoupled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from services.learner import losses, statistics
-from services.learner.batching import Flat, flat_index, flatten, micro_batches, mini_batches, padded_tokens
+from services.learner.batching import Flat, flat_index, flatten, micro_batches, mini_batches, tokens_read
 from services.learner.clock import Clock
-from services.learner.groups import Group
+from services.learner.groups import Group, Row
 from services.learner.optimise import Optimiser
-from services.learner.policy import logprobs
+from services.learner.policy import is_packed, logprobs
 from services.learner.statistics import Scores
 from services.learner.stop import Stop
 from shared.errors import UserError
@@ -122,7 +122,7 @@ def scan(trainer: Trainer, groups: Sequence[Group], per_rollout: bool = False) -
 def forward(trainer: Trainer, flat: Flat) -> Tensor:
     """log p of every trained token, float32[T]."""
     out = torch.empty_like(flat.l_gen)
-    for rows in micro_batches(flat.rows, trainer.settings.micro_tokens):
+    for rows in _cuts(trainer, flat):
         trainer.stop.check()
         out[flat_index(rows).to(out.device)] = logprobs(trainer.model, rows, trainer.temperature)
     return out
@@ -156,7 +156,7 @@ def _accumulate(
     out = Measured(torch.empty_like(flat.l_gen), _stored_reference(flat), torch.empty_like(flat.l_gen))
     l_start = torch.cat([starts.get(g.id, torch.full_like(g.l_gen, torch.nan).to(device)) for g in flat.groups])
     loss_sum = kl_sum = 0.0
-    for rows in micro_batches(flat.rows, s.micro_tokens):
+    for rows in _cuts(trainer, flat):
         trainer.stop.check()
         at = flat_index(rows).to(device)
         logp = logprobs(trainer.model, rows, trainer.temperature)
@@ -178,7 +178,7 @@ def _accumulate(
         trainer.optimiser.accumulate()
         loss_sum += loss.item()
         out.logp[at], out.l_ref[at], out.l_old[at] = logp.detach(), l_ref, l_old
-        totals.padded += padded_tokens(rows)
+        totals.padded += tokens_read(rows, packed=is_packed(trainer.model))
         totals.inputs += sum(row.inputs for row in rows)
     if not torch.isfinite(out.logp).all():
         raise UserError(f"the weights of step {step} give log-probabilities that are not finite: lower learner.lr.")
@@ -189,6 +189,10 @@ def _accumulate(
     totals.ratio += losses.ratio(out.logp, out.l_ref).double().sum().item()
     totals.dead += _dead(trainer, flat, out, replayed).sum().item()
     return out
+
+
+def _cuts(trainer: Trainer, flat: Flat) -> Iterator[list[Row]]:
+    return micro_batches(flat.rows, trainer.settings.micro_tokens, packed=is_packed(trainer.model))
 
 
 def _or_now(stored: Tensor, logp: Tensor) -> Tensor:

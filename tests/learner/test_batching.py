@@ -1,5 +1,6 @@
 """Cutting work into mini- and micro-batches."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.batching import flat_index, flatten, micro_batches, mini_batches, padded_tokens
+from services.learner.batching import flat_index, flatten, micro_batches, mini_batches, tokens_read
 from services.learner.groups import Row
 
 
@@ -22,32 +23,41 @@ def rows_of(lengths: list[int]) -> list[Row]:
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60), st.integers(64, 600))
 def test_every_row_is_in_one_micro_batch_within_the_budget(lengths: list[int], budget: int) -> None:
     rows = rows_of(lengths)
-    cuts = list(micro_batches(rows, budget))
-    assert sorted(r.start for cut in cuts for r in cut) == [r.start for r in rows]
-    assert all(padded_tokens(cut) <= budget or len(cut) == 1 for cut in cuts)
+    for packed in (False, True):
+        cuts = list(micro_batches(rows, budget, packed=packed))
+        assert sorted(r.start for cut in cuts for r in cut) == [r.start for r in rows]
+        assert all(tokens_read(cut, packed=packed) <= budget or len(cut) == 1 for cut in cuts)
+        for cut, after in itertools.pairwise(cuts):
+            assert tokens_read([*cut, after[0]], packed=packed) > budget  # none could have been fuller
 
 
 def test_a_row_above_the_budget_is_alone() -> None:
-    cuts = list(micro_batches(rows_of([10, 500, 20]), 100))
-    assert [[r.inputs for r in cut] for cut in cuts] == [[500], [20, 10]]
+    for packed in (False, True):
+        cuts = list(micro_batches(rows_of([10, 500, 20]), 100, packed=packed))
+        assert [[r.inputs for r in cut] for cut in cuts] == [[500], [20, 10]]
+
+
+def test_packed_rows_cost_what_they_are_long() -> None:
+    cuts = list(micro_batches(rows_of([60, 20, 20, 40]), 100, packed=True))
+    assert [[r.inputs for r in cut] for cut in cuts] == [[60, 40], [20, 20]]
 
 
 def test_rows_of_like_length_share_a_micro_batch_so_padding_is_little() -> None:
     lengths = np.random.default_rng(0).integers(40, 110, 256).tolist()
-    cuts = list(micro_batches(rows_of(lengths), 4096))
-    assert 1 - sum(lengths) / sum(padded_tokens(c) for c in cuts) < 0.1  # unsorted: 0.3
+    cuts = list(micro_batches(rows_of(lengths), 4096, packed=False))
+    assert 1 - sum(lengths) / sum(tokens_read(c, packed=False) for c in cuts) < 0.1  # unsorted: 0.3
 
 
 def test_the_cut_is_the_same_every_time() -> None:
     rows = rows_of([5, 7, 5, 5, 7])
-    first = [[r.start for r in cut] for cut in micro_batches(rows, 14)]
-    assert first == [[r.start for r in cut] for cut in micro_batches(list(reversed(rows)), 14)]
+    first = [[r.start for r in cut] for cut in micro_batches(rows, 14, packed=True)]
+    assert first == [[r.start for r in cut] for cut in micro_batches(list(reversed(rows)), 14, packed=True)]
 
 
 def test_results_scattered_by_flat_index_are_in_flat_order() -> None:
     rows = rows_of([3, 9, 1, 4])
     out = torch.full((17,), -1)
-    for cut in micro_batches(rows, 9):
+    for cut in micro_batches(rows, 9, packed=True):
         out[flat_index(cut)] = torch.cat([torch.arange(r.start, r.start + len(r.positions)) for r in cut])
     assert out.tolist() == list(range(17))
 

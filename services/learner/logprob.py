@@ -1,0 +1,75 @@
+"""log p of sampled tokens without the logits of all of them: made chunk by chunk, and again in the backward pass.
+
+With l_t = s_t W^T / temperature the last layer's logits and p_t their softmax,
+
+    log p_t(y) = l_t[y] - logsumexp(l_t)        d log p_t(y) / d l_t = onehot(y) - p_t
+
+so what is kept for the backward pass is one number per token, logsumexp(l_t), beside s_t and W.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LOGITS_AT_ONCE = 2**25  # tokens x vocabulary in one chunk: 128 MiB in float32
+
+
+def token_logprobs(head: Any, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """log softmax(head(states) / temperature) at the targets, computed in float32: float32[T].
+
+    head: a linear layer d -> V; states: [T, d]; targets: int64[T]. At most one chunk of logits exists at a time.
+    """
+    chunk = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+    if len(targets) <= chunk:
+        return _score(_logits(states, head.weight, head.bias, temperature), targets)[0]
+    out = _Chunked.apply(states, head.weight, head.bias, targets, temperature, chunk)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
+    ) -> Tensor:
+        logp, normaliser = states.new_empty(2, len(targets), dtype=torch.float32)
+        for at in range(0, len(targets), chunk):
+            part = slice(at, at + chunk)
+            logp[part], normaliser[part] = _score(_logits(states[part], weight, bias, temperature), targets[part])
+        ctx.save_for_backward(states, weight, bias, targets, normaliser)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        return logp
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        states, weight, bias, targets, normaliser = ctx.saved_tensors
+        for_states, for_weight, for_bias = ctx.needs_input_grad[:3]
+        d_states = torch.empty_like(states) if for_states else None
+        d_weight = torch.zeros_like(weight) if for_weight else None
+        d_bias = torch.zeros_like(bias) if for_bias else None
+        for at in range(0, len(targets), ctx.chunk):
+            part = slice(at, at + ctx.chunk)
+            d = _logits(states[part], weight, bias, ctx.temperature)
+            d.sub_(normaliser[part, None]).exp_().neg_()
+            d[torch.arange(len(d), device=d.device), targets[part]] += 1.0
+            d = d.mul_(grad[part, None] / ctx.temperature).to(weight.dtype)
+            if d_states is not None:
+                torch.mm(d, weight, out=d_states[part])
+            if d_weight is not None:
+                d_weight.addmm_(d.T, states[part])
+            if d_bias is not None:
+                d_bias += d.sum(0)
+        return d_states, d_weight, d_bias, None, None, None
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    return torch.nn.functional.linear(states, weight, bias).float().div_(temperature)
+
+
+def _score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    normaliser = torch.logsumexp(logits, -1)
+    return logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser, normaliser
