@@ -15,6 +15,7 @@ from shared.errors import UserError
 from shared.model_files import find_model
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import wait_until_up
+from shared.strangers import refuse_strangers
 
 REDIS_ANSWER_S = 3.0
 RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
@@ -46,6 +47,7 @@ class Preflight:
             self._context(model_dir)
         if not self.dry_run and self.config.redis.url:
             wait_until_up(self.config.redis.url, REDIS_ANSWER_S)
+            refuse_strangers(self.config.redis.url, self.config.run.name, new=not self.resuming)
         if model_dir is not None:
             self._prompt_lengths(model_dir, {"data.train": train, "data.eval": held_out})
 

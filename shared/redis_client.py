@@ -25,6 +25,7 @@ SOCKET_TIMEOUT_S = 20.0
 TRY_S = 0.3
 PAYLOAD_SHARE = 0.9  # of the server's memory limit; the rest is for messages
 SHORT_SHARE = 0.8
+ANSWER_S = 3.0
 MINIMUM_VERSION = (6, 2)  # XAUTOCLAIM
 
 _OPTIONS: dict = {
@@ -71,28 +72,37 @@ async def until_up(url: str, wait_s: float) -> None:
 
 def wait_until_up(url: str, wait_s: float) -> None:
     """Return once the server answers and can be used; UserError says what is wrong otherwise."""
-    client = connect(url)
+    # one that takes a connection and is silent, as a stopped process does, must not hold up who is told to leave
+    client = redis.Redis.from_url(_checked(url), retry=Retry(NoBackoff(), 0), socket_timeout=ANSWER_S)
     deadline = time.monotonic() + wait_s
     shown = without_password(url)
     try:
         while True:
             try:
-                version = client.info("server")["redis_version"]
+                server: Any = client.info("server")
+                memory: Any = client.info("memory")
                 break
             except redis.AuthenticationError:
                 raise UserError(f"Redis at {shown} refuses the password: put the right one into redis.url.") from None
-            except redis.BusyLoadingError as error:
-                last: redis.RedisError = error
-            except (redis.ConnectionError, redis.TimeoutError) as error:
+            except (redis.ConnectionError, redis.TimeoutError) as error:  # BusyLoadingError is one
                 last = error
+            except redis.RedisError as error:
+                cause = str(error).rstrip(".").replace(". ", ": ")
+                raise UserError(f"what answers at {shown} is no Redis for a run ({cause}): mend redis.url.") from None
             if time.monotonic() >= deadline:
                 raise RedisAway(url, wait_s, last) from None
             time.sleep(0.1)
     finally:
         client.close()
+    version, policy = server["redis_version"], memory.get("maxmemory_policy", "noeviction")
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_VERSION:
         needed = ".".join(map(str, MINIMUM_VERSION))
         raise UserError(f"Redis at {shown} is version {version}, and XAUTOCLAIM needs {needed} or newer: upgrade it.")
+    if memory.get("maxmemory") and policy != "noeviction":
+        raise UserError(
+            f"Redis at {shown} drops keys when it is full (maxmemory-policy {policy}), and a run would lose what it "
+            "has not trained yet: set it to noeviction."
+        )
 
 
 def is_full(error: Exception) -> bool:

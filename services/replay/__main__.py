@@ -15,12 +15,14 @@ async def serve(config: Config) -> None:
     from shared.metrics import watch_loop_lag
     from shared.prompts import open_prompts
     from shared.redis_client import connect_async, until_up
+    from shared.strangers import refuse_strangers
 
     get_policy(config.replay.policy)  # refused before anything is waited for
     sock = listen(config.replay.host, config.replay.port, "replay.port")
     train = open_prompts(config.data.train)
     held_out = open_prompts(config.data.eval) if config.data.eval else None
     await until_up(config.redis.url, config.redis.wait_s)
+    await asyncio.to_thread(refuse_strangers, config.redis.url, config.run.name, new=False)
     replay = Replay(config, connect_async(config.redis.url), train, held_out)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(replay.run())
