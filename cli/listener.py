@@ -16,6 +16,7 @@ from shared.config import Config
 from shared.streams import Keys
 
 RETRY_S = 0.5
+DRAIN_S = 1.0
 
 Event = dict[str, Any]
 
@@ -44,10 +45,11 @@ class Listener:
             self._take(reply)
 
     async def drain(self, client: redis.asyncio.Redis) -> None:
-        """What was said up to now and not read yet."""
-        with suppress(redis.RedisError, OSError):
-            while reply := await client.xread({self._keys.events: self.recorder.last_id}, count=500):
-                self._take(reply)
+        """What was said up to now and not read yet, as far as a server that may hang tells it at once."""
+        with suppress(redis.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while reply := await client.xread({self._keys.events: self.recorder.last_id}, count=500):
+                    self._take(reply)
 
     def _take(self, reply: Any) -> None:
         for id, record in events.parse(reply):

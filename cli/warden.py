@@ -17,6 +17,7 @@ from pathlib import Path
 
 GRACE_S = 6.0
 LAST_GRACE_S = 2.0
+LEAVE_S = 0.5
 
 
 class Warden:
@@ -43,7 +44,11 @@ class Warden:
         """Nothing is left to watch."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(timeout=LEAVE_S)
+        except subprocess.TimeoutExpired:  # stopped, perhaps; it has nothing to do any more
+            self._process.kill()
+            self._process.wait()
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
