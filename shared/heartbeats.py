@@ -14,9 +14,13 @@ Beat = dict[str, Any]
 
 async def alive(client: redis.asyncio.Redis, keys: Keys) -> list[Beat]:
     """One record per live actor, by "id". Raises RedisError."""
+    return [{"id": name, **beat} for name, beat in (await all_known(client, keys)).items() if beat is not None]
+
+
+async def all_known(client: redis.asyncio.Redis, keys: Keys) -> dict[str, Beat | None]:
+    """`known`, on an event loop."""
     names = _names(await cast(Any, client.smembers(keys.actors)))
-    values: Any = await client.mget([keys.actor(name) for name in names]) if names else []
-    return [{"id": name, **beat} for name, beat in _told(names, values).items() if beat is not None]
+    return _told(names, cast(Any, await client.mget([keys.actor(name) for name in names])) if names else [])
 
 
 def known(client: redis.Redis, keys: Keys) -> dict[str, Beat | None]:

@@ -81,10 +81,8 @@ def sampled_sequences(model: Any, count: int, tokens: int) -> list[list[int]]:
 
 def versions_in_use(client: Any, keys: Keys) -> set[Version]:
     """The versions that live actors report in their heartbeats: in force, or just being read."""
-    actors = heartbeats.known(client, keys)
-    if silent := [id for id, beat in actors.items() if beat is None]:
-        client.srem(keys.actors, *silent)  # one that is alive after all adds itself with its next heartbeat
-    versions = [beat.get(field) for beat in actors.values() if beat for field in ("version", "loading")]
+    beats = heartbeats.known(client, keys).values()
+    versions = [beat.get(field) for beat in beats if beat for field in ("version", "loading")]
     return {Version(int(v[0]), int(v[1])) for v in versions if v}
 
 

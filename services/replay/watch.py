@@ -1,4 +1,4 @@
-"""What nobody reports: tasks whose entry is gone from the stream, and waits that have become too long.
+"""What nobody reports: tasks whose entry is gone from the stream, silent actors, waits that have become too long.
 
 A task is answered by a group, whose arrival takes it out of the state, or it is in the `tasks` stream. One that is
 neither, twice in a row, was lost on the way (an actor refused its entry, the server lost its last second): it is tried
@@ -11,6 +11,7 @@ from typing import Any
 
 import redis.asyncio
 
+from services.replay.silent import Silent
 from services.replay.state import State
 from shared import messages
 from shared.messages import Malformed, Task
@@ -30,6 +31,7 @@ class Watch:
         self._warnings: list[str] = []
         self._waits_for, self._since, self._warned = "", self._clock(), False
         self._clogged = 0  # steps in a row
+        self.actors = Silent(client, keys)
 
     def batch(self, stats: dict[str, Any], capacity: int) -> None:
         """A batch was made. Old groups of high cached Headroom on top of the order shut replay off: say so, once."""
@@ -61,6 +63,8 @@ class Watch:
         unread = await self.client.xlen(self.keys.groups)  # among them may be their answers
         self._vanished = [] if unread else sorted(missing & self._missing)
         self._missing = missing - set(self._vanished)
+        silent = await self.actors.look()
+        self._warnings += silent
         what, seconds = self.waiting()
         if seconds > LONG_WAIT_S and not self._warned:
             self._warned = True
