@@ -92,6 +92,8 @@ class ReplayMetrics:
         self.redis_memory = gauge(p + "redis_memory_bytes", "memory that Redis uses")
         self.redis_limit = gauge(p + "redis_memory_limit_bytes", "maxmemory of Redis; 0: no limit")
         self.dead = gauge(p + "dead_letter_entries", "entries refused by any service and kept, at most about 1,000")
+        self.live_actors = gauge(p + "live_actors", "actors that report")
+        self.silent_actors = gauge(p + "silent_actors", "actors that stopped reporting without signing off")
         self.reconnects = counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
 
     def group(self, header: GroupHeader) -> None:
@@ -133,6 +135,11 @@ class ReplayMetrics:
         self.redis_limit.set(memory["maxmemory"])
         self.dead.set(await client.xlen(keys.dead))
         self.waiting.set(waiting_s)
+
+    def actors(self, alive: int, silent: int) -> None:
+        """How many report, and how many have stopped."""
+        self.live_actors.set(alive)
+        self.silent_actors.set(silent)
 
     def show(self, state: State) -> None:
         """Set the gauges that follow the state."""

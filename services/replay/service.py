@@ -152,6 +152,7 @@ class Replay:
             self.waiting_for, self.waiting_s = watch.waiting()
             await self.metrics.look(self.client, self.keys, self.waiting_s)
             something = await watch.look(state)
+            self.metrics.actors(watch.actors.alive, watch.actors.silent)
             raise_if_cancelled()
             if something:
                 await arrived.put([])  # wakes the worker
