@@ -93,7 +93,7 @@ DASHBOARDS: dict[str, list[Panel]] = {
             "Groups, kept or not",
             {
                 "{{what}}": 'headrace_replay_run_groups_total{what=~"lost|trained_twice|failed|rejected|duplicates"}',
-                "dead letters": "headrace_replay_dead_letter_entries",
+                "dead letters": "headrace_replay_dead_letters_total",
             },
             help="lost and trained_twice stay 0.",
         ),

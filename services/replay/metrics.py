@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import redis
 import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
@@ -35,17 +36,17 @@ _TOTALS = (
 
 
 class Totals(Collector):
-    """A counter by `what` whose values are those of the durable state, so that a restart of replay resets none."""
+    """A counter whose values are those of the durable state, so that a restart of replay resets none."""
 
-    def __init__(self, name: str, documentation: str) -> None:
-        self._name, self._documentation = name, documentation
-        self.values: Mapping[str, float] = {}
+    def __init__(self, name: str, documentation: str, *labels: str) -> None:
+        self._name, self._documentation, self._labels = name, documentation, labels
+        self.values: Mapping[tuple[str, ...], float] = {}
 
     def collect(self) -> Iterator[Metric]:
         """For Prometheus."""
-        family = CounterMetricFamily(self._name, self._documentation, labels=["what"])
-        for what, value in self.values.items():
-            family.add_metric([what], value)
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
         yield family
 
 
@@ -63,8 +64,10 @@ class ReplayMetrics:
         self.fresh = gauge(p + "fresh_groups", "arrived groups that are not trained yet")
         self.running = gauge(p + "tasks_running", "tasks issued and not answered")
         self.payload = gauge(p + "payload_bytes", "payloads in Redis")
-        self.totals = Totals(p + "run_groups", "groups of the run so far, by what became of them")
+        self.totals = Totals(p + "run_groups", "groups of the run so far, by what became of them", "what")
+        self.dead_letters = Totals(p + "dead_letters", "entries ever refused by any service of the run")
         registry.register(self.totals)
+        registry.register(self.dead_letters)
         self.acceptance = gauge(p + "acceptance_ratio", "accepted of the scanned groups, last step")
         self.tau = gauge(p + "tau", "the gate on Drift, last step")
         self.lag = gauge(p + "lag_versions", "age of the oldest sampled token in the last batch")
@@ -84,14 +87,12 @@ class ReplayMetrics:
         self.reward = gauge(p + "reward_mean", "mean reward of the last batch's fresh groups")
         self.correct = gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
         self.groups = counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
-        self.dead_letters = counter(p + "dead_letters", "entries that were refused")
         self.window_reads = counter(p + "window_payload_reads", "payloads passed on to the replay window, unread here")
         self.max_lag = gauge(p + "max_lag_versions", "replay.max_lag: the bound on lag")
         self.steps = gauge(p + "run_steps", "steps of the whole run")
         self.waiting = gauge(p + "waiting_seconds", "how long nothing has happened; 0 once the run is finished")
         self.redis_memory = gauge(p + "redis_memory_bytes", "memory that Redis uses")
         self.redis_limit = gauge(p + "redis_memory_limit_bytes", "maxmemory of Redis; 0: no limit")
-        self.dead = gauge(p + "dead_letter_entries", "entries refused by any service and kept, at most about 1,000")
         self.live_actors = gauge(p + "live_actors", "actors that report")
         self.silent_actors = gauge(p + "silent_actors", "actors that stopped reporting without signing off")
         self.reconnects = counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
@@ -133,7 +134,7 @@ class ReplayMetrics:
         memory: Any = await client.info("memory")
         self.redis_memory.set(memory["used_memory"])
         self.redis_limit.set(memory["maxmemory"])
-        self.dead.set(await client.xlen(keys.dead))
+        self.dead_letters.values = {(): await _ever_added(client, keys.dead)}
         self.waiting.set(waiting_s)
 
     def actors(self, alive: int, silent: int) -> None:
@@ -150,4 +151,13 @@ class ReplayMetrics:
         self.fresh.set(len(state.fresh))
         self.running.set(len(state.tasks))
         self.payload.set(state.payload_bytes)
-        self.totals.values = {what: getattr(c, what) for what in _TOTALS}
+        self.totals.values = {(what,): getattr(c, what) for what in _TOTALS}
+
+
+async def _ever_added(client: redis.asyncio.Redis, stream: str) -> int:
+    """Entries that were ever added to a stream, also when it is full and an old one goes for each new one."""
+    try:
+        about: Any = await client.xinfo_stream(stream)
+    except redis.ResponseError:  # no such key
+        return 0
+    return about["entries-added"]

@@ -166,7 +166,6 @@ class Replay:
                 self._result(state, tx, messages.decode(entry.data, messages.Result))
         except Malformed as error:
             log.warning("refused an entry of %s: %s", entry.stream, error)
-            self._then.append(self.metrics.dead_letters.inc)
             tx.bury(entry, str(error))
         else:
             tx.ack(entry)

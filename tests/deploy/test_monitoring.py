@@ -186,4 +186,4 @@ def test_every_target_is_up_and_every_dashboard_and_rule_has_data(prometheus: ht
     assert [target["lastError"] for target in targets] == [""] * 5
     rules = prometheus.get("/rules").json()["data"]["groups"]
     assert {rule["health"] for group in rules for rule in group["rules"]} == {"ok"}
-    assert all(_values(prometheus, expr) is not None for expr in alerts)
+    assert not _values(prometheus, 'ALERTS{alertstate="firing", severity="critical"}'), "nothing is wrong with this run"
