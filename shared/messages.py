@@ -12,6 +12,7 @@
 """
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -242,6 +243,7 @@ class CanarySequence(msgspec.Struct, frozen=True, kw_only=True):
 Work = Scan | Batch | Sync | Finish
 Result = Hello | ScanResult | Trained | Checkpointed
 
+_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder] = {}
 
@@ -264,6 +266,8 @@ def decode(data: bytes, kind: Any) -> Any:
         raise Malformed(f"schema {message.schema}, and this version reads schema {SCHEMA}")
     if isinstance(message, GroupHeader):
         _check_header(message)
+    if isinstance(message, WeightsNotice) and not _NAME.fullmatch(message.location):
+        raise Malformed(f"weights {message.version} at '{message.location}', which is no name inside weights.dir")
     return message
 
 

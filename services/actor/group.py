@@ -3,24 +3,21 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from services.actor import metrics
 from services.actor.assemble import Forms, Origin, assemble, failed_group
 from services.actor.overlong import penalised, tokens_left
 from services.actor.rollout import Player, Rollout
+from services.actor.scoring import score_rollouts
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import ENV_FAILED, EVAL, KINDS, TIMED_OUT, GroupHeader, Task
 from shared.payload import Payload
-from shared.rewards import Scored, score
 from shared.seeds import derive
 from shared.versions import Version
 
 SCORING_S = 20.0  # at least, for a group whose rollouts took all of its time
-# Of their own: they wait for the comparing processes, and a swap of weights must find a free thread meanwhile.
-_SCORERS = ThreadPoolExecutor(4, thread_name_prefix="score")
 
 
 @dataclass(frozen=True)
@@ -90,26 +87,6 @@ async def _play_all(task: Task, player: Player, prompt: list[int], rollouts: lis
         for play in plays:
             play.cancel()
         await asyncio.gather(*plays, return_exceptions=True)
-
-
-async def score_rollouts(
-    rollouts: list[Rollout], ground_truth: list[str], config: Config, deadline: float
-) -> list[Scored]:
-    """A score per rollout, from sampled text only; unscored where the rollout did not end by itself.
-
-    Also unscored: what math-verify did not come to before `deadline` (of time.monotonic), being busy with others.
-    """
-
-    def one(rollout: Rollout) -> Scored:
-        if not rollout.scored:
-            return Scored(None, False)
-        text, form = rollout.sampled_text, config.reward.format_score
-        return score(config.reward.kind, text, ground_truth, format_score=form, deadline=deadline)
-
-    if config.reward.kind == "math":  # math asks a worker process and may wait for it
-        loop = asyncio.get_running_loop()
-        return list(await asyncio.gather(*(loop.run_in_executor(_SCORERS, one, r) for r in rollouts)))
-    return [one(r) for r in rollouts]
 
 
 def is_of_one_learner(task: Task, rollouts: list[Rollout], max_lag: int) -> bool:

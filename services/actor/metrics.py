@@ -18,6 +18,7 @@ REFUSED = Counter("headrace_actor_canary_refusals_total", "weights that were ref
 VERSION = Gauge("headrace_actor_weights_version_number", "the weights in force, -1 before the first")
 ENV_FAILURES = Counter("headrace_actor_env_failures_total", "rollouts the environment did not answer")
 TIMEOUTS = Counter("headrace_actor_timed_out_rollouts_total", "rollouts cut by their group's deadline")
+REWARD_FAILURES = Counter("headrace_actor_reward_failures_total", "rollouts whose reward raised, hung or was no number")
 RETRIES = Counter("headrace_actor_retrieval_retries_total", "retrieval requests sent again")
 RUNNING = Gauge("headrace_actor_running_groups", "groups being rolled out")
 WAITING = Gauge("headrace_actor_waiting_groups", "tasks that wait for newer weights")

@@ -9,7 +9,8 @@ HINT = (
     "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
     "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
 )
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+_KINDS: tuple[Literal["search"], Literal["answer"]] = ("search", "answer")
+_PASSES = 4
 _TAG = re.compile(r"<\s*/?\s*(?:think|search|information|answer)\s*>", re.IGNORECASE)
 
 
@@ -22,25 +23,31 @@ class Action:
 
 
 def parse_action(turn: str) -> Action:
-    """The first complete action in a turn's sampled text. A search for nothing is invalid."""
-    found = _ACTION.search(turn)
-    if found is None:
+    """The first complete action in a turn's sampled text. A search for nothing is invalid. Linear in its length."""
+    found: list[tuple[int, int, Literal["search", "answer"]]] = []
+    for kind in _KINDS:
+        start = turn.find(f"<{kind}>")
+        end = turn.find(f"</{kind}>", start)
+        if 0 <= start < end:
+            found.append((start + len(kind) + 2, end, kind))
+    if not found:
         return Action("invalid")
-    content = found.group(2).strip()
-    if found.group(1) == "answer":
-        return Action("answer", content)
-    return Action("search", content) if content else Action("invalid")
+    start, end, kind = min(found)
+    content = turn[start:end].strip()
+    return Action(kind, content) if content or kind == "answer" else Action("invalid")
 
 
 def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
     """Text that can speak neither the grammar nor the tokenizer's control tokens: such pieces lose their brackets.
 
-    Repeated until nothing changes, since taking a piece out can join what is around it into another.
+    Taking a piece out can join what is around it into another. A text that goes on like that is meant to: it loses
+    every character that such a piece could begin with, so that a hostile document costs no more time than another.
     """
-    while True:
+    for _ in range(_PASSES):
         before = text
         text = _TAG.sub(lambda tag: tag.group().strip("<> \t\n"), text)
         for token in special_tokens:
             text = text.replace(token, "")
         if text == before:
             return text
+    return text.translate({ord(piece[0]): None for piece in ("<", *special_tokens)})

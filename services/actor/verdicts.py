@@ -3,8 +3,8 @@
 import asyncio
 import time
 
-from services.actor.group import score_rollouts
 from services.actor.rollout import Rollout
+from services.actor.scoring import score_rollouts
 from shared.config import Config
 from shared.evaluation.records import Answered, Question
 from shared.rewards import answer_classes, answer_of

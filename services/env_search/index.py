@@ -86,8 +86,12 @@ def open_index(corpus_path: Path, directory: Path, spec: IndexSpec) -> OpenIndex
     if manifest is None:
         raise UserError(f"{directory} holds no index: run `{build_command(corpus_path, directory, spec)}`.")
     _refuse_mismatch(corpus_path, directory, spec, manifest)
-    corpus = Corpus(corpus_path, np.load(directory / OFFSETS, mmap_mode="r"))
-    return OpenIndex(corpus, _open_backend(directory, manifest), manifest)
+    try:
+        corpus = Corpus(corpus_path, np.load(directory / OFFSETS, mmap_mode="r"))
+        return OpenIndex(corpus, _open_backend(directory, manifest), manifest)
+    except (OSError, ValueError) as error:  # cut short, or holding objects, which would be unpickled
+        command = build_command(corpus_path, directory, spec)
+        raise UserError(f"{directory} is damaged ({error}): remove it and run `{command}`.") from None
 
 
 def _build(

@@ -12,13 +12,8 @@ def last_answer(text: str) -> str | None:
     """What stands in the last closed <answer>; None where there is none. A tag opened twice counts from the
     second.
     """
-    start = text.rfind(OPEN)
-    while start >= 0:
-        end = text.find(CLOSE, start)
-        if end >= 0:
-            return text[start + len(OPEN) : end].strip()
-        start = text.rfind(OPEN, 0, start)
-    return None
+    start = text.rfind(OPEN, 0, max(text.rfind(CLOSE), 0))
+    return text[start + len(OPEN) : text.find(CLOSE, start)].strip() if start >= 0 else None
 
 
 def last_boxed(text: str) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from services.actor import evaluate
 from services.actor.engine import Finish, Sampling
 from services.actor.evaluate import ATTEMPTS, serve
-from services.actor.group import score_rollouts
+from services.actor.scoring import score_rollouts
 from services.actor.observation import Document
 from services.actor.retrieval import RetrievalFailed, Retriever
 from services.actor.rollout import Rollout

@@ -1,0 +1,63 @@
+"""Scores of a group's rollouts, whatever the reward does: one that raises, hangs or gives no number leaves its rollout
+unscored, which masks it out; the others are scored, and the actor goes on.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from services.actor import metrics
+from services.actor.rollout import Rollout
+from shared.config import Config
+from shared.errors import UserError
+from shared.messages import LARGEST
+from shared.rewards import Scored, score
+
+log = logging.getLogger("headrace")
+UNSCORED = Scored(None, False)
+LATE_S = 10.0  # after the deadline by which math-verify gives up by itself; what is not there then hangs
+# Of their own: they wait for the comparing processes, and a swap of weights must find a free thread meanwhile.
+_SCORERS = ThreadPoolExecutor(4, thread_name_prefix="score")
+
+
+async def score_rollouts(
+    rollouts: list[Rollout], ground_truth: list[str], config: Config, deadline: float, late_s: float = LATE_S
+) -> list[Scored]:
+    """A score per rollout, from sampled text only; unscored where the rollout did not end by itself.
+
+    Also unscored: what math-verify did not come to before `deadline` (of time.monotonic), being busy with others, and
+    what no reward could be had for `late_s` after it.
+    """
+    loop = asyncio.get_running_loop()
+    jobs = [loop.run_in_executor(_SCORERS, _score, r, ground_truth, config, deadline) for r in rollouts]
+    done, _ = await asyncio.wait(jobs, timeout=max(deadline - time.monotonic(), 0) + late_s)
+    for job in jobs:
+        if job not in done:
+            job.cancel()
+            _failed(f"has not ended {late_s:g} s after its deadline")
+    return [job.result() if job in done else UNSCORED for job in jobs]
+
+
+def _score(rollout: Rollout, ground_truth: list[str], config: Config, deadline: float) -> Scored:
+    if not rollout.scored:
+        return UNSCORED
+    text, form = rollout.sampled_text, config.reward.format_score
+    try:
+        scored = score(config.reward.kind, text, ground_truth, format_score=form, deadline=deadline)
+        reward = scored.reward
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  a reward meets whatever a policy writes
+        return _failed(f"raised {type(error).__name__}: {error}")
+    if reward is None:
+        return scored
+    number = isinstance(reward, int | float) and math.isfinite(reward) and abs(reward) <= LARGEST
+    return scored if number else _failed(f"is {reward!r:.40}, which is no reward")
+
+
+def _failed(how: str) -> Scored:
+    metrics.REWARD_FAILURES.inc()
+    log.warning("the reward of a rollout %s: it is masked out", how)
+    return UNSCORED

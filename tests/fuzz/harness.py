@@ -1,0 +1,98 @@
+"""Feeds inputs to a target and watches it: an unexpected exception, a hang or memory that stays is a failure.
+
+A target answers True for an input it took and False for one it refused in the way it promises; anything else it raises
+is the bug that is looked for. Hypothesis makes the inputs, shrinks the one that fails and prints it.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import hypothesis
+import psutil
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+HANG_S = 10.0  # of CPU time, so that a busy machine is no hang
+MEMORY_MIB = 300.0  # that may stay behind all inputs of a target
+
+
+@dataclass(frozen=True)
+class Target:
+    """`check` takes what `inputs` makes; `of_bytes` is the same for raw bytes, for a coverage-guided fuzzer."""
+
+    name: str
+    inputs: st.SearchStrategy[Any]
+    check: Callable[[Any], bool]
+    of_bytes: Callable[[bytes], bool] | None = None
+    cost: int = 1  # inputs take about this many times as long as those of the cheapest target
+
+
+@dataclass
+class Tally:
+    """What became of a target's inputs."""
+
+    taken: int = 0
+    refused: int = 0
+    slowest_s: float = 0.0
+    seconds: float = 0.0
+    mib: float = 0.0
+
+    @property
+    def inputs(self) -> int:
+        """All of them."""
+        return self.taken + self.refused
+
+
+class Hang(AssertionError):
+    """One input took longer than HANG_S of CPU time."""
+
+
+def drive(target: Target, inputs: int, seed: int) -> Tally:
+    """Give `target` that many inputs. Raises what it raised, for the smallest input that makes it."""
+    tally, memory = Tally(), psutil.Process().memory_info
+    before, started = memory().rss, time.process_time()
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=inputs,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.target, Phase.shrink],
+        print_blob=False,
+    )
+    @given(target.inputs)
+    def one(value: Any) -> None:
+        begun = time.process_time()
+        with at_most(HANG_S):
+            taken = target.check(value)
+        tally.slowest_s = max(tally.slowest_s, time.process_time() - begun)
+        tally.taken += taken
+        tally.refused += not taken
+
+    one()
+    tally.seconds = time.process_time() - started
+    tally.mib = (memory().rss - before) / 2**20
+    assert tally.mib < MEMORY_MIB, f"{target.name}: {tally.mib:.0f} MiB stayed behind {tally.inputs} inputs"
+    return tally
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise Hang in the main thread once the block has used so much CPU time."""
+
+    def hung(_: int, __: FrameType | None) -> None:
+        raise Hang(f"one input took more than {seconds:g} s")
+
+    old = signal.signal(signal.SIGVTALRM, hung)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, old)

@@ -1,0 +1,11 @@
+"""All targets, in the order in which they are driven."""
+
+from tests.fuzz import configuration, data_files, grammar, retrieval, wire
+
+TARGETS = [
+    *wire.TARGETS,
+    *grammar.TARGETS,
+    *retrieval.TARGETS,
+    *configuration.TARGETS,
+    *data_files.TARGETS,
+]
