@@ -1,0 +1,224 @@
+"""Every call in the code that can wait for somebody else has a deadline, or stands in a list with the reason why not.
+
+A Redis command is bounded by its socket, whose time limit `shared.redis_client` sets; what is looked for here is the
+rest: events, queues, futures, processes, threads, pipes, locks, HTTP clients, and Redis clients made elsewhere.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SEEN_THROUGH = {"wait", "join", "get", "acquire", "readline", "communicate"}  # waits, where they are called bare
+
+UNBOUNDED: dict[tuple[str, str], str] = {
+    # what is waited for is the end of the process itself, or of the run that it is there for
+    (
+        "shared/service.py:_until_signalled",
+        "asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)",
+    ): "the service runs until it ends or is told to",
+    ("shared/service.py:_until_signalled", "told_to_stop.wait()"): "a task that the wait above gives up",
+    (
+        "cli/session.py:Session._first_of",
+        "asyncio.wait({done, failed, stopped, *self._watchers}, return_when=asyncio.FIRST_COMPLETED)",
+    ): "a run has no time limit; Ctrl-C and a dead service end it",
+    ("cli/session.py:Session._first_of", "self._stop.wait()"): "one of the ends of the wait above",
+    (
+        "cli/eval_session.py:EvalSession.run",
+        "asyncio.wait({work, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)",
+    ): "an evaluation has no time limit; Ctrl-C and a dead process end it",
+    ("cli/eval_session.py:EvalSession.run", "self._stop.wait()"): "one of the ends of the wait above",
+    ("cli/watching.py:follow_to_end", "listener.over.wait()"): "a task; the loop looks every second",
+    ("cli/watching.py:follow_to_end", "stop.wait()"): "a task; the loop looks every second",
+    (
+        "cli/processes.py:Supervisor._keep_running",
+        "process.wait()",
+    ): "a service lives as long as the run; `stop` kills it",
+    ("cli/processes.py:Supervisor.finished", "self.running[name].done.wait()"): "one of the ends of Session._first_of",
+    ("cli/warden.py:main", "sys.stdin"): "the warden lives until its command closes the pipe or dies",
+    ("shared/rewards/equality_worker.py:main", "sys.stdin"): "a worker lives until the pool closes the pipe or dies",
+    (
+        "cli/chaos/session.py:ChaosSession._hurt",
+        "asyncio.Event().wait()",
+    ): "a watcher never returns; the session stops it",
+    (
+        "cli/chaos/proxy.py:Link._accept",
+        "asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)",
+    ): "a link lasts as long as its ends; `cut` breaks it",
+    # a worker's queue: idle is what it is when nothing comes
+    (
+        "services/replay/service.py:Replay._serve",
+        "arrived.get()",
+    ): "`_look` wakes it when something has to be done; /health says what is waited for",
+    (
+        "services/replay/service.py:Replay._look",
+        "await arrived.put([])",
+    ): "the worker empties it, and all of them end together",
+    (
+        "services/replay/service.py:_forward",
+        "await queue.put(entries)",
+    ): "the worker empties it, and all of them end together",
+    ("services/env_search/batcher.py:Batcher.run", "self._arrived.wait()"): "nothing to search",
+    (
+        "services/actor/torch_engine.py:TorchEngine._take_commands",
+        "self._commands.get(block=idle)",
+    ): "nothing to generate; `close` sends the end",
+    # an answer of the engine: actor/heartbeat.py watches its progress and ends an actor whose engine has stopped
+    (
+        "services/actor/torch_engine.py:TorchEngine.generate",
+        "await future",
+    ): "watch_engine; and the group's deadline cancels it",
+    (
+        "services/actor/torch_engine.py:TorchEngine._call",
+        "await future",
+    ): "a swap has weights.swap_timeout_s; loading takes what the disk takes",
+    (
+        "services/actor/vllm_engine.py:VllmEngine._outputs",
+        "self._llm.generate(prompt, parameters, f'r{next(self._names)}')",
+    ): "watch_engine; and the group's deadline cancels it",
+    (
+        "services/actor/vllm_engine.py:VllmEngine._request",
+        "self._outputs(tokens_input(ids), parameters)",
+    ): "see _outputs",
+    (
+        "services/actor/vllm_engine.py:VllmEngine._score",
+        "self._outputs(tokens_input(list(tokens)), parameters)",
+    ): "see _outputs; a swap has weights.swap_timeout_s",
+    (
+        "services/actor/evaluate.py:_answer",
+        "asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)",
+    ): "watch_engine ends it after STUCK_S",
+    # bounded by something that does not stand in the same function
+    (
+        "services/actor/retrieval.py:Retriever.search",
+        "await answer",
+    ): "its request has env.timeout_s and env.retries, and always answers",
+    ("services/actor/retrieval.py:Retriever._read", "response.aiter_bytes()"): "each read has the client's time limit",
+    ("services/env_search/requests.py:read_body", "chunks"): "the request has a deadline in app.py",
+    (
+        "services/replay/window_answers.py:Gate.__call__",
+        "self._free.acquire()",
+    ): "who holds it waits for Redis for REDIS_S at most",
+    (
+        "services/env_search/build_process.py:build_apart",
+        "process.submit(build_index, corpus, folder, spec).result()",
+    ): "an index takes as long as its corpus; a child that dies raises",
+    (
+        "services/env_search/build_process.py:_end_with_parent.wait",
+        "parent.join()",
+    ): "a daemon thread that watches for the parent's end",
+    (
+        "shared/rewards/equality_pool.py:Worker._receive",
+        "self._process.stdout.readline()",
+    ): "select has seen the line, which is written in one piece",
+    ("shared/rewards/equality_pool.py:Worker.kill", "self._process.wait()"): "it was killed",
+    ("cli/warden.py:Warden.close", "self._process.wait()"): "it was killed",
+    ("cli/glance.py:_groups", "await saved"): "a Redis command, under its name",
+    ("cli/glance.py:_groups", "await last"): "a Redis command, under its name",
+    ("cli/glance.py:_length", "await reply"): "a Redis command, under its name",
+}
+
+
+def waits_in(source: str) -> Iterator[tuple[str, str]]:
+    """(function, expression) of each wait without a deadline."""
+
+    def visit(node: ast.AST, function: str, bounded: bool) -> Iterator[tuple[str, str]]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            function, bounded = f"{function}.{node.name}".lstrip("."), False
+        if isinstance(node, ast.With | ast.AsyncWith):
+            bounded = bounded or any("asyncio.timeout(" in ast.unparse(item) for item in node.items)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.wait_for" and len(node.args) == 2:
+            bounded = True
+        if not bounded and _waits(node):
+            yield function, ast.unparse(node.iter if isinstance(node, ast.For | ast.AsyncFor) else node)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, function, bounded)
+
+    yield from visit(ast.parse(source), "", False)
+
+
+def _waits(node: ast.AST) -> bool:
+    if isinstance(node, ast.Await):
+        if isinstance(node.value, ast.Call):
+            called = node.value.func
+            return isinstance(called, ast.Attribute) and called.attr == "put" and len(node.value.args) == 1
+        return True  # a future or a task
+    if isinstance(node, ast.For):
+        return ast.unparse(node.iter) == "sys.stdin"
+    if isinstance(node, ast.AsyncFor):
+        return True
+    return isinstance(node, ast.Call) and _call_waits(node)
+
+
+def _call_waits(call: ast.Call) -> bool:
+    name, given = ast.unparse(call.func), {k.arg: ast.unparse(k.value) for k in call.keywords}
+    method = name.rpartition(".")[2]
+    if "timeout" in given or "socket_timeout" in given:
+        return False
+    if method in ("xread", "xreadgroup"):
+        return given.get("block") == "0"  # to Redis this is for ever
+    if given.get("block") == "False":
+        return False
+    bare = not call.args and set(given) <= {"block"} and "." in name
+    return (
+        (bare and method in SEEN_THROUGH)
+        or (name == "asyncio.wait")
+        or (name.startswith("subprocess.") and method in ("run", "call", "check_call", "check_output"))
+        or (bare and method == "result" and "submit(" in name)
+        or method in ("urlopen", "AsyncClient", "create_connection")
+        or (name in ("httpx.Client", "httpx.get", "httpx.post", "socket.create_connection"))
+        or (name == "select.select" and len(call.args) < 4)
+        or (name == "fcntl.flock" and "LOCK_NB" not in ast.unparse(call) and "LOCK_UN" not in ast.unparse(call))
+        or (method == "from_url" and "Redis" in name and "_options" not in ast.unparse(call))
+        or (name in ("redis.Redis", "redis.asyncio.Redis"))
+    )
+
+
+def found() -> set[tuple[str, str]]:
+    """(file and function, expression) over all of the code."""
+    out = set()
+    for folder in ("services", "shared", "cli"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for function, what in waits_in(file.read_text()):
+                out.add((f"{file.relative_to(ROOT)}:{function}", what))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("event.wait()", True),
+        ("event.wait(3)", False),
+        ("process.wait(timeout=3)", False),
+        ("queue.get()", True),
+        ("table.get('a')", False),
+        ("commands.get(block=idle)", True),
+        ("', '.join(words)", False),
+        ("thread.join()", True),
+        ("subprocess.run(['ls'])", True),
+        ("subprocess.run(['ls'], timeout=2)", False),
+        ("redis.Redis.from_url(url)", True),
+        ("redis.Redis.from_url(url, socket_timeout=5.0)", False),
+        ("client.xread({s: '0'}, block=0)", True),
+        ("client.xread({s: '0'}, block=1000)", False),
+        ("httpx.AsyncClient()", True),
+        ("async def f():\n  await future", True),
+        ("async def f():\n  async with asyncio.timeout(2):\n    await future", False),
+        ("async def f():\n  await asyncio.wait_for(event.wait(), 2)", False),
+        ("async def f():\n  await queue.put(1)", True),
+        ("async def f():\n  async for x in stream:\n    pass", True),
+        ("fcntl.flock(f, fcntl.LOCK_EX)", True),
+        ("fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)", False),
+    ],
+)
+def test_a_wait_is_seen_where_there_is_one(line: str, seen: bool) -> None:
+    assert bool(list(waits_in(line))) == seen
+
+
+def test_every_wait_has_a_deadline_or_a_reason() -> None:
+    waits = found()
+    assert waits - set(UNBOUNDED) == set(), "give it a deadline, or say here why it needs none"
+    assert set(UNBOUNDED) - waits == set(), "these are gone"
+    assert all(UNBOUNDED.values())
