@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli import demo, plan, up
+from cli.compare.study import read_study
 from cli.main import COMMANDS, main
 from cli.overrides import split_overrides
 from shared.config import build, load
@@ -63,6 +64,33 @@ def test_the_configurations_of_the_paper_are_sound(name: str, capsys: pytest.Cap
     assert (settings["learner"]["batch"], settings["replay"]["select"], settings["replay"]["tau"]) == (128, 64, 0.01)
     assert "# note: model.path = 'Qwen/Qwen2.5-" in said
     assert "env_search" in said
+
+
+def test_the_papers_mathematics_and_its_controls_are_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", str(EXAMPLES / "math-1.5b.toml"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    settings = tomllib.loads(said)
+    learner, replay = settings["learner"], settings["replay"]
+    assert (learner["batch"], learner["mini_batch"], settings["rollout"]["group_size"]) == (256, 64, 16)
+    assert (replay["policy"], replay["select"], replay["tau"], replay["capacity"]) == ("headroom_drift", 128, 1e-3, 512)
+    assert (settings["env"]["prompt"], settings["reward"]["kind"]) == ("qwen_math", "math")
+    assert "env_search" not in said
+    study = read_study(EXAMPLES / "studies" / "math-1.5b.toml")
+    arms = {run.arm: run for run in study.runs}
+    batches = {arm: (run.config.learner.batch, run.wanted, run.config.run.steps) for arm, run in arms.items()}
+    assert batches == {
+        "b256": (256, 0, 150),
+        "b384": (384, 0, 100),
+        "b256 + naive r128": (256, 128, 150),
+        "b256 + naive r256": (256, 256, 150),
+        "b256 + HD r128": (256, 128, 150),
+        "DAPO": (256, 0, 150),
+        "ExGRPO": (128, 128, 300),
+        "BAPO": (256, 128, 150),
+    }
+    assert all(run.config.replay.max_lag == 0 for run in arms.values())
+    dapo = arms["DAPO"].config.learner
+    assert (dapo.loss, dapo.clip_low, dapo.clip_high) == ("dapo", 0.2, 0.28)
 
 
 def test_the_demo_finds_its_files_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
