@@ -19,7 +19,7 @@ from cli.eval_progress import Progress
 from cli.processes import Program, Supervisor
 from services.env_search.manifest import read_manifest
 from shared.cancellation import stop
-from shared.config import Config
+from shared.config import Config, without_password
 from shared.errors import UserError
 from shared.evaluation.records import Answered, AnswersFile, Job
 
@@ -37,8 +37,9 @@ def with_retriever(config: Config, folder: Path) -> tuple[Config, bool]:
     if not plan.serves_search(config):
         address = urlsplit(config.env.url)
         if not ports.answers(address.hostname or "", address.port or 80):
+            shown = without_password(config.env.url)
             raise UserError(
-                f"no retriever answers at env.url = '{config.env.url}': start it, or name the passages with "
+                f"no retriever answers at env.url = '{shown}': start it, or name the passages with "
                 "--search.corpus FILE to have one started here."
             )
         return config, False

@@ -28,7 +28,7 @@ from services.actor.rollout import Budget, Player, Rollout
 from services.actor.text import Codec
 from services.actor.verdicts import answered
 from shared.cancellation import stop
-from shared.config import Config
+from shared.config import Config, without_password
 from shared.errors import UserError
 from shared.evaluation.records import ANSWERS_LOCK, AnswersFile, Job, Question, read_job, read_questions
 from shared.messages import ENV_FAILED
@@ -114,9 +114,10 @@ class Evaluation:
     def _watch_environment(self, rollout: Rollout) -> None:
         self._env_failed += rollout.status == ENV_FAILED
         if self._env_failed > ATTEMPTS * self.rows:
+            url = without_password(self.config.env.url)
             raise UserError(
-                f"the retriever at {self.config.env.url} has not answered for {self._env_failed} rollouts in a row: "
-                "start it again, then repeat the command; what is answered is kept."
+                f"the retriever at {url} has not answered for {self._env_failed} rollouts in a row: start it again, "
+                "then repeat the command; what is answered is kept."
             )
 
     def _seed(self, question: Question, sample: int, attempt: int) -> Callable[[int], int]:
