@@ -8,6 +8,7 @@ import json
 import logging
 import resource
 import sys
+from typing import Any
 
 MEMORY_BYTES = 4 * 2**30
 IMPORT_S = 60.0
@@ -31,7 +32,15 @@ def equal(answer: str, target: str) -> bool:
     # Boxed, because that is the form in which any LaTeX, text or plain number is taken as the answer.
     wanted = parse(f"\\boxed{{{target}}}", parsing_timeout=0)
     given = parse(f"\\boxed{{{answer}}}", parsing_timeout=0)
-    return bool(wanted) and bool(given) and verify(wanted, given, timeout_seconds=0)
+    return bool(wanted) and bool(given) and verify(wanted, given, timeout_seconds=0) and _agree(wanted[0], given[0])
+
+
+def _agree(wanted: Any, given: Any) -> bool:
+    """math-verify rounds to six decimals, which makes all tiny numbers equal: those must agree to three digits too."""
+    if not (getattr(wanted, "is_number", False) and getattr(given, "is_number", False)):
+        return True
+    size = abs(wanted.evalf())
+    return not 0 < size < 1e-3 or bool(abs(given.evalf() - wanted.evalf()) <= 5e-4 * size)
 
 
 def _allow_seconds(seconds: float) -> None:

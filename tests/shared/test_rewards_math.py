@@ -13,6 +13,7 @@ import pytest
 
 from shared.errors import UserError
 from shared.rewards import answer_classes, score
+from shared.rewards.answers import last_boxed
 from shared.rewards.equality import equal, number
 from shared.rewards.equality_pool import POOL, NotCompared, Verdict, Worker
 
@@ -272,11 +273,41 @@ def test_threads_take_turns():
 
 
 @math_verify
+@pytest.mark.parametrize(
+    ("answer", "target", "same"),
+    [
+        (r"1.6 \mathrm{~cm}", "1.6", True),  # Minerva's questions name the unit, its answers do not
+        (r"20.8 \text{ V}", "20.8", True),
+        (r"2.19 \times 10^{6}", "2.19e6", True),
+        (r"2.2 \times 10^{6}", "2.19e6", False),
+        (r"4.5 \times 10^{33} \mathrm{erg/s}", "4.5e33", True),
+        (r"1.0 \times 10^{-8} \mathrm{~F}", "1e-8", True),
+        (r"2.0 \times 10^{-8} \mathrm{~F}", "1e-8", False),
+        ("2e-8", "1e-8", False),
+        ("0", "1e-8", False),
+        (r"1+i\sqrt{3}", r"1+\sqrt{3} i", True),
+        (r"\frac{1}{3}e^{t}", "e^{t} / 3", True),
+        (r"\frac{1}{s-a}", r"\frac{1}{s+a}", False),
+        (r"\frac{2C}{3S}", r"\frac{2}{3} \frac{C}{S}", True),
+        ("125 - 1.25P", "X_{d}=125-1.25 P", True),
+        ("SRMC = MR", "MR=SRMC", True),
+    ],
+)
+def test_answers_with_units_powers_and_symbols_as_minerva_has_them(answer: str, target: str, same: bool):
+    assert score("math", f"So it is $\\boxed{{{answer}}}$.", target).correct is same
+
+
+@math_verify
 def test_the_published_answers_of_real_sets_are_right(shared_data: Path):
     for name in ("aime24.test", "amc23.test"):
         for line in (shared_data / "math" / f"{name}.jsonl").read_text().splitlines():
             row = json.loads(line)
             assert score("math", f"So it is $\\boxed{{{row['answer']}}}$.", row["answer"]).reward == 1.0
+    for line in (shared_data / "math" / "minerva_math.test.jsonl").read_text().splitlines():
+        solution = json.loads(line)["solution"]
+        target = last_boxed(solution)
+        assert target and score("math", solution, target).reward == 1.0
+        assert not target.isdigit() or score("math", solution, target + "1").reward == 0.0
     for line in (shared_data / "math" / "gsm8k.test.jsonl").read_text().splitlines()[:200]:
         solution = json.loads(line)["answer"]
         assert score("math", solution, solution).reward == 1.0
