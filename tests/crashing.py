@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 
 READS = {
     *("GET", "MGET", "HGET", "HGETALL", "EXISTS", "SMEMBERS", "LRANGE", "SCAN", "KEYS", "STRLEN", "PTTL"),

@@ -50,16 +50,15 @@ class Life:
     async def answers(self, patch: pytest.MonkeyPatch) -> dict[str, Any]:
         """What replay and the learner find: headers without names and times, payloads, what was buried."""
         patch.setattr(wire, "connect_async", lambda url: mortal(connect_async(url), self.death))
-        actor = self._start()
+        actor, dies = self._start(), True
         async with asyncio.timeout(30):
             while self.client.xlen(KEYS.groups) <= TASKS or self.client.xlen(KEYS.tasks):
                 await asyncio.sleep(0.01)
-                if self.death.dead and actor is not None:
+                if self.death.dead and dies:
                     await self._gone(actor)
-                    actor = None
                     patch.setattr(wire, "connect_async", connect_async)
-                    second = self._start()
-        await self._gone(actor or second)
+                    actor, dies = self._start(), False
+        await self._gone(actor)
         entries = [decode(fields[FIELD], GroupHeader) for _, fields in self.client.xrange(KEYS.groups)]
         usable = [h.id for h in entries if h.usable]
         assert len(set(usable)) == len(usable), "one header for each payload"
