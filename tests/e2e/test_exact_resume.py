@@ -61,7 +61,7 @@ def test_a_run_that_is_killed_in_every_part_ends_with_the_bits_of_one_that_is_no
     kill(again, "learner", folder / "hurt")
     assert again.wait(RUN_S) == 0, again.said
 
-    whole, killed = (ending(folder / name) for name in ("calm", "hurt")  # names of one length: a payload holds it)
+    whole, killed = (ending(folder / name) for name in ("calm", "hurt"))  # of one length: payloads hold them
     assert killed["lineages"] >= 3 > whole["lineages"]
     assert sum(line["replay"] != [] for line in whole["ledger"]) > STEPS / 2, "replay is part of it"
     for part in ("ledger", "counters", "buffer"):
