@@ -2,14 +2,18 @@
 
     learner: claims, and says that it has chosen          actors of its run: wait for that, then claim theirs
     held -> renewed every 5 s -> released at the end | expired 30 s after its holder died -> free
+    held -> not renewed for 25 s -> its holder ends itself, before anybody else can claim it
 
 All or nothing: a process that needs several GPUs gets them in one script call. Leases are of the Redis, not of a run,
-so two runs on one server share a machine as well. A process whose lease was taken by another (it was cut off for longer
-than a lease lasts) ends at once: it is safe to end at any moment, and two on one GPU are not.
+so two runs on one server share a machine as well. It is safe to end at any moment, and two on one GPU are not: so a
+process ends at once when it cannot know that it still holds its lease, whether it is cut off from Redis or Redis is
+down, and one that was stopped for longer ends as soon as it goes on. An emptied server forgets leases: until they are
+renewed, for up to 5 s, only the memory in use on a GPU keeps others off it.
 """
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import socket
 import threading
@@ -30,6 +34,7 @@ from shared.streams import Keys
 log = logging.getLogger("headrace")
 
 LEASE_S = 30.0
+RENEWALS = 6  # in the time a lease lasts; the last sixth is the margin in which a holder that was cut off ends
 RETRY_S = 3.0
 SAY_AGAIN_S = 60.0
 LEAVE_S = 2.0
@@ -76,6 +81,9 @@ end
 
 
 def _end_now() -> None:
+    """Without any cleaning up, and not without the processes that hold memory on the GPU for this one."""
+    for child in multiprocessing.active_children():
+        child.kill()
     os._exit(1)
 
 
@@ -91,7 +99,9 @@ class GpuLease:
         lease_s: float = LEASE_S,
         on_lost: Callable[[], None] = _end_now,
     ) -> None:
-        """`count` devices, all or none. `on_lost` is called from a thread when another process holds one of them."""
+        """`count` devices, all or none. `on_lost` is called from a thread when another process holds one of them, or
+        could soon.
+        """
         self.devices: list[str] = []
         self.owner = f"{role}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self._config, self._role, self._count = config, role, count
@@ -100,6 +110,8 @@ class GpuLease:
         self._mark = _PREFIX + "learner:" + config.run.name
         self._said, self._next_say = "", 0.0
         self._over = threading.Event()
+        self._leaving = threading.Lock()
+        self._sure_until = 0.0  # on the monotonic clock: until then nobody else can have claimed
         self._thread: threading.Thread | None = None
         self._client: redis.Redis | None = None
         self.needed = self._is_needed()  # None: not known yet
@@ -120,6 +132,7 @@ class GpuLease:
                 "lower actor.tensor_parallel, or set run.gpus = 'share'."
             )
         idle = [gpu.uuid for gpu in gpus if not gpu.busy]
+        asked = time.monotonic()
         try:
             answer = self._script(_CLAIM, [self._mark, *map(_lease_key, idle)], [self._count, self._order()])
         except (redis.RedisError, OSError) as error:
@@ -132,8 +145,10 @@ class GpuLease:
         self._keys = [*map(_lease_key, self.devices)] + ([self._mark] if self._role == "learner" else [])
         os.environ[VISIBLE_VARIABLE] = ",".join(self.devices)
         log.info("claimed %s", ", ".join(self.devices))
+        self._is_sure_from(asked)
         self._thread = threading.Thread(target=self._renew_until_over, name="gpu-lease", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._end_before_expiry, name="gpu-lease-end", daemon=True).start()
         return True
 
     def release(self) -> None:
@@ -189,21 +204,42 @@ class GpuLease:
         self._said, self._next_say = why, time.monotonic() + SAY_AGAIN_S
 
     def _renew_until_over(self) -> None:
-        pause = self._lease_s / 6
+        pause = self._lease_s / RENEWALS
         while not self._over.wait(pause):
+            asked = time.monotonic()
             try:
-                if self._script(_RENEW, self._keys, []):
-                    continue
+                held = self._script(_RENEW, self._keys, [])
             except (redis.RedisError, OSError) as error:
                 log.debug("the lease on GPUs was not renewed: %s", error)
                 continue
-            log.error("another process has claimed %s while this one was cut off: leaving it", ", ".join(self.devices))
-            self._on_lost()
-            return
+            if not held:
+                self._leave("another process has claimed {} while this one was cut off from Redis")
+                return
+            self._is_sure_from(asked)
+
+    def _is_sure_from(self, asked: float) -> None:
+        """The server, asked then, has kept the lease: it lasts from then at least."""
+        self._sure_until = asked + self._lease_s * (1 - 1 / RENEWALS)
+
+    def _end_before_expiry(self) -> None:
+        """In a thread of its own: a request to a server that is cut off can hang longer than the lease lasts."""
+        while not self._over.wait(max(0.0, self._sure_until - time.monotonic())):
+            if time.monotonic() >= self._sure_until:
+                return self._leave(
+                    "the lease on {} could not be renewed and is about to end, since Redis is out of reach"
+                )
+        return None
+
+    def _leave(self, why: str) -> None:
+        with self._leaving:
+            if not self._over.is_set():
+                self._over.set()
+                log.error("%s: this process ends at once.", why.format(", ".join(self.devices)))
+                self._on_lost()
 
     def _connected(self) -> redis.Redis:
         if self._client is None:
-            self._client = connect(self._config.redis.url)
+            self._client = connect(self._config.redis.url, answer_s=self._lease_s / RENEWALS)
         return self._client
 
     def _script(self, script: str, keys: Sequence[str], more: Sequence[str | int]) -> Any:

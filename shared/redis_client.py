@@ -35,9 +35,10 @@ _OPTIONS: dict = {
 }
 
 
-def connect(url: str) -> redis.Redis:
-    """A client for threads and the learner. Does not touch the network yet."""
-    return redis.Redis.from_url(_checked(url), retry=Retry(NoBackoff(), 0), **_options(url))
+def connect(url: str, answer_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
+    """A client for threads and the learner; a request is given up after `answer_s`. Does not touch the network yet."""
+    options = _options(url) | {"socket_timeout": answer_s}
+    return redis.Redis.from_url(_checked(url), retry=Retry(NoBackoff(), 0), **options)
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:

@@ -1,5 +1,6 @@
 """Leases on GPUs over a real Redis, between real processes: never two on one, and nobody waits for the dead."""
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -7,15 +8,19 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
+from cli.chaos.proxy import Link
 from shared import events, gpu_lease
 from shared.config import load
 from shared.errors import UserError
-from shared.gpu_lease import GpuLease, wait_until_claimed
+from shared.gpu_lease import GpuLease, until_claimed, wait_until_claimed
 from shared.gpus import Gpu
+from tests.tiny_model import write_model
 
 GPUS = "GPU-a,GPU-b,GPU-c,GPU-d"
 STARTS = 100
@@ -124,24 +129,76 @@ def test_several_gpus_are_claimed_all_or_none(gpus, lease):
     assert lease.claim("actor"), "the last one is still there for who needs one"
 
 
-@pytest.mark.slow
-def test_the_gpu_of_a_dead_process_is_free_when_its_lease_ends(gpus, lease, redis_url):
-    holder = (
-        "import sys, time; from shared.config import load; from shared.gpu_lease import GpuLease\n"
+@pytest.fixture
+def holder(redis_url):
+    """A process that has claimed all GPUs as the learner, for leases of a second."""
+    code = (
+        "import logging, time; from shared.config import load; from shared.gpu_lease import GpuLease\n"
         f"lease = GpuLease(load(None, {['--redis.url', redis_url, '--run.gpus', 'lease']!r}, environ={{}}), 'learner', "
         "4, lease_s=1.0)\n"
-        "assert lease.try_claim(); print('held', flush=True); time.sleep(60)"
+        "logging.basicConfig(); assert lease.try_claim(); print('held', flush=True); time.sleep(60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+def test_the_gpu_of_a_dead_process_is_free_when_its_lease_ends(gpus, lease, holder):
     time.sleep(1.5)
     assert lease.claim("actor") is None, "it is renewed while its holder lives"
-    process.send_signal(signal.SIGKILL)
-    process.wait(10)
-    process.stdout.close()
+    holder.kill()
     again = lease("learner")
     wait_until_claimed(again, time.sleep)
     assert again.devices
+
+
+@pytest.mark.slow
+def test_a_holder_that_was_stopped_ends_when_it_goes_on_and_leaves_its_gpu_to_who_has_claimed_it(gpus, lease, holder):
+    holder.send_signal(signal.SIGSTOP)
+    heir = lease("learner", count=4)
+    wait_until_claimed(heir, time.sleep)
+    holder.send_signal(signal.SIGCONT)
+    assert holder.wait(5) == 1
+    assert "this process ends at once" in holder.stderr.read()
+    assert lease.claim("actor") is None, "what the heir holds was not given back"
+
+
+@pytest.mark.slow
+def test_a_redis_that_was_away_for_longer_than_a_lease_comes_back_to_no_holder(gpus, lease, holder, redis_url):
+    with redis.Redis.from_url(redis_url) as client:
+        client.client_pause(3000)  # ms; whoever asks hears nothing until then, as from a stopped server
+    assert holder.wait(2.5) == 1, "before Redis can promise its GPU to another"
+    assert "GPU-a, GPU-b, GPU-c, GPU-d could not be renewed" in holder.stderr.read()
+    heir = lease("learner", count=4)
+    wait_until_claimed(heir, time.sleep)
+    assert len(heir.devices) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cut", "silent"])
+async def test_a_holder_that_is_cut_off_has_left_before_another_can_claim(gpus, lease, redis_url, how):
+    direct = urlsplit(redis_url)
+    link = Link(direct.port)
+    through = redis_url.replace(f":{direct.port}/", f":{await link.start()}/")
+    left = []
+    held = GpuLease(config_of(through), "learner", 4, lease_s=1.5, on_lost=lambda: left.append(time.monotonic()))
+    assert await asyncio.to_thread(held.try_claim)
+    await asyncio.sleep(2.0)
+    assert not left, "a holder that can renew stays"
+    if how == "cut":
+        link.cut()
+    else:
+        link.delay_s = 60.0  # nothing breaks; nothing arrives either
+    heir = lease("learner", count=4)
+    await until_claimed(heir)
+    claimed = time.monotonic()
+    assert left and left[0] < claimed - 0.1
+    await link.close()
+    await asyncio.to_thread(held.release)
 
 
 def test_a_learner_that_died_keeps_its_place_before_its_actors(gpus, lease, redis_url):
@@ -208,10 +265,37 @@ def test_a_lease_without_any_gpu_is_refused(gpus, lease, monkeypatch):
         lease("actor")
 
 
-def test_the_actor_claims_before_torch_is_imported():
-    probe = (
-        "import sys, services.actor.service, services.learner.__main__, shared.gpu_lease\n"
-        "print([name for name in ('torch', 'transformers', 'vllm') if name in sys.modules])"
-    )
-    answer = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert answer.stdout == "[]\n"
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_an_actor_that_waits_for_a_gpu_has_not_loaded_torch_and_has_once_it_holds_one(gpus, lease, redis_url, tmp_path):
+    learner, taken = lease.claim("learner"), [lease.claim("actor") for _ in range(3)]
+    words = {
+        "redis.url": redis_url,
+        "run.gpus": "lease",
+        "model.path": write_model(tmp_path, 0),
+        "actor.engine": "torch",
+    }
+    told = {f"HEADRACE_{name.upper().replace('.', '__')}": str(value) for name, value in words.items()}
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "services.actor"], env=environ | told, stderr=subprocess.PIPE, text=True
+    ) as actor:
+        try:
+            said = iter(actor.stderr.readline, "")
+            assert any("waiting for a GPU: 0 of 4 GPUs are free" in line for line in said)
+            assert "libtorch" not in mapped(actor.pid)
+            taken[0].release()
+            assert any(f"claimed {GPUS.split(',')[1]}" in line for line in said)
+            deadline = time.monotonic() + 120
+            while "libtorch" not in mapped(actor.pid):
+                assert actor.poll() is None and time.monotonic() < deadline, actor.poll()
+                time.sleep(0.1)
+        finally:
+            actor.kill()
+    assert learner.devices == ["GPU-a"]
+
+
+def mapped(pid: int) -> str:
+    """Files that a process has in its memory, one a line."""
+    return Path(f"/proc/{pid}/maps").read_text()
