@@ -7,7 +7,8 @@
     append   only after the step: mixed groups, in order; evict FIFO beyond capacity
 
 What replay stores is followed in a shadow of its own and compared with replay:buffer at each batch. For policies
-other than `headroom_drift`, `headroom_only`, `naive` and `none` only the lag and no replay in the same step are judged.
+other than `headroom_drift`, `headroom_only`, `naive` and `none`, under `replay.free_refresh` and `adaptive_tau`, only
+the lag, one use as fresh and no replay in the same step are judged.
 """
 
 import math
@@ -47,7 +48,8 @@ class BatchesObeyTheMethod:
         self.counts = {"batches": 0, "scanned": 0}
         self._c = config
         self._followed = config.replay.policy in KNOWN and not config.replay.free_refresh
-        self._gated = config.replay.policy == GATED and config.replay.adaptive_tau == 0
+        self._followed &= config.replay.adaptive_tau == 0
+        self._gated = config.replay.policy == GATED
         self._step, self._version = 0, Version(-1, 0)
         self._min_version: dict[str, int] = {}  # of each task's last attempt
         self._headers: dict[bytes, GroupHeader] = {}  # not filed yet, by entry
@@ -204,6 +206,10 @@ class BatchesObeyTheMethod:
         policy, wanted = self._c.replay.policy, self._c.replay_groups
         scans = policy in BY_HEADROOM
         accepted: list[str] = []
+        for id in batch.replay:
+            if self._gated and (record := self._records.get(id)) and record.drift > self._c.replay.tau:
+                self._say(batch, f"replays {id} at a Drift of {record.drift:.2g}, above tau {self._c.replay.tau:g}")
+                return None
         for id in self._order():
             if len(accepted) == wanted:
                 break
@@ -223,10 +229,6 @@ class BatchesObeyTheMethod:
             if id in self._stored:
                 self._stored[id].headroom = record.headroom
         self.counts["scanned"] += len(self._records)
-        for id in batch.replay:
-            if scans and self._gated and (record := self._records.get(id)) and record.drift > self._c.replay.tau:
-                self._say(batch, f"replays {id} at a Drift of {record.drift:.2g}, above tau {self._c.replay.tau:g}")
-                return None
         return accepted[: len(accepted) - len(accepted) % self._c.replay.unit]
 
     def _order(self) -> list[str]:

@@ -7,7 +7,7 @@ issued (attempt a) --usable group filed--> stored
 
 from cli.chaos.log import Added, Counted, Dropped, Fact, Put, Removed
 from shared.config import Config
-from shared.messages import EVAL, TRAIN, GroupHeader, Hello, Task
+from shared.messages import EVAL, TRAIN, GroupHeader, Hello, Task, Trained
 
 
 class EveryTaskEnds:
@@ -23,7 +23,7 @@ class EveryTaskEnds:
         self._entries: dict[bytes, tuple[str, int]] = {}  # of the stream, not acknowledged
         self._unread: dict[bytes, str] = {}  # headers that replay has not filed, by entry
         self._given_up = 0
-        self._hellos: dict[bytes, Hello] = {}  # not applied yet
+        self._results: dict[bytes, Hello | Trained] = {}  # not applied yet
         self._step, self._lost = 0, 0
         self._went_back = False  # the server lost writes, and replay goes on at the learner's step
         self.counts = {"tasks": 0, "attempts": 0, "groups": 0, "given_up": 0, "open": 0, "lost": 0}
@@ -38,8 +38,8 @@ class EveryTaskEnds:
                 if header.usable:
                     self.counts["groups"] += header.id not in self._usable
                     self._usable.add(header.id)
-            case Added("results", id, Hello() as hello):
-                self._hellos[id] = hello
+            case Added("results", id, Hello() | Trained() as result):
+                self._results[id] = result
             case Removed("tasks", ids):
                 for id in ids:
                     self._entries.pop(id, None)
@@ -47,8 +47,8 @@ class EveryTaskEnds:
                 for id in ids:
                     self._unread.pop(id, None)
             case Removed("results", ids):
-                hellos = [self._hellos.pop(id) for id in ids if id in self._hellos]
-                self._went_back |= any(hello.version.number > self._step for hello in hellos)
+                for result in [self._results.pop(id) for id in ids if id in self._results]:
+                    self._apply(result)
             case Put("tasks", id, _):
                 if id in self._stored:
                     self.broken.append(f"task {id} was issued again although its group is stored.")
@@ -75,6 +75,12 @@ class EveryTaskEnds:
             elif finished and task.kind in (TRAIN, EVAL):
                 self.broken.append(f"the run has finished, and task {id} is still open.")
 
+    def _apply(self, result: Hello | Trained) -> None:
+        if isinstance(result, Trained):
+            self._step += result.step == self._step
+        elif result.version.number > self._step:
+            self._went_back, self._step = True, result.version.number
+
     def _issue(self, entry: bytes, task: Task) -> None:
         before = self._issued.get(task.id)
         self.counts["tasks"] += before is None
@@ -97,6 +103,6 @@ class EveryTaskEnds:
             self.broken.append(f"task {id} was dropped without a group, a reissue or its last attempt.")
 
     def _count(self, counters: dict) -> None:
-        self._step, before, self._lost = counters["step"], self._lost, counters["lost"]
+        before, self._lost = self._lost, counters["lost"]
         if self._lost != before and self._lost != self._given_up and not self._went_back:
             self.broken.append(f"replay counts {self._lost} lost tasks, and {self._given_up} were given up.")

@@ -15,13 +15,14 @@ from cli import local_redis
 from cli.chaos.aof import transactions
 from cli.chaos.checker import check
 from cli.chaos.log import Added, Counted, Dropped, Fact, Noted, Put, Removed, facts
+from shared.cancellation import stop
 from shared.config import Config, build
 from shared.errors import UserError
-from shared.messages import Batch, GroupHeader, Hello, Record, ScanResult, Task, Trained, WeightsNotice
+from shared.messages import Batch, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained, WeightsNotice
 from shared.redis_client import wait_until_up
 from shared.versions import Version
-from tests.replay.peers import close_clients
-from tests.replay.test_service import run_to_the_end
+from tests.replay.peers import PeerActor, PeerLearner, close_clients
+from tests.replay.test_service import new_replay
 
 Log = list[list[Fact]]
 CAPACITY, TAU = 10, 0.01
@@ -49,7 +50,7 @@ def made(folder: Path, **replay: object) -> Path:
 
         async def run() -> None:
             try:
-                await run_to_the_end(settings(server.url, **replay), fail_share=0.1, crashes=3, learner_crashes=3)
+                await train(settings(server.url, **replay))
             finally:
                 await close_clients()
 
@@ -58,6 +59,26 @@ def made(folder: Path, **replay: object) -> Path:
         process.send_signal(signal.SIGKILL)
         process.wait()
     return server.folder
+
+
+async def train(config: Config) -> None:
+    """Replay with its peers to the end of the run; replay and learner die in turn when so many steps are trained."""
+    learner, url = PeerLearner(config.redis.url, config), config.redis.url
+    acting = [asyncio.create_task(PeerActor(url, config, seed, fail_share=0.1).run()) for seed in (1, 2)]
+    serving, learning = asyncio.create_task(new_replay(config).run()), asyncio.create_task(learner.run())
+    try:
+        for trained in (2, 4, 7, 10, 12):
+            async with asyncio.timeout(60):
+                while len(learner.trained) < trained:
+                    await asyncio.sleep(0.005)
+            await stop(serving if trained % 3 == 1 else learning)
+            if serving.done():
+                serving = asyncio.create_task(new_replay(config).run())
+            if learning.done():
+                learning = asyncio.create_task(learner.run())
+        await learner.until_finished(60)
+    finally:
+        await stop(serving, learning, *acting)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +112,11 @@ def message(fact: Fact, kind: type) -> Any:
     return fact.message if isinstance(fact, Added) and isinstance(fact.message, kind) else None
 
 
+def all_of(log: Log, kind: type) -> list[Any]:
+    """The additions of this kind."""
+    return [fact for transaction in log for fact in transaction if message(fact, kind)]
+
+
 def edited(fact: Any, **fields: object) -> Fact:
     """An addition with other fields in its message."""
     return replace(fact, message=msgspec.structs.replace(fact.message, **fields))
@@ -102,13 +128,13 @@ def refused(log: Log, *words: str) -> None:
     assert any(all(word in sentence for word in words) for sentence in broken), broken[:5]
 
 
-@pytest.mark.parametrize("policy", ["headroom_drift", "headroom_only", "naive", "none", "drift_only"])
+@pytest.mark.parametrize("policy", ["headroom_only", "naive", "none", "drift_only"])
 def test_a_run_whose_services_crashed_keeps_every_rule(tmp_path: Path, policy: str) -> None:
     log = list(facts(transactions(made(tmp_path, policy=policy)), "judged"))
     verdict = check(settings(policy=policy), log)
     assert verdict.broken == []
     assert (verdict.counts["steps"], verdict.counts["fresh"], verdict.counts["lost"]) == (14, 56, 0)
-    assert verdict.counts["lineages"] == 4
+    assert verdict.counts["lineages"] == 3 and verdict.counts["steps_again"] > 0
 
 
 def test_the_log_holds_what_the_run_did(clean: Log) -> None:
@@ -144,7 +170,7 @@ def test_a_stored_task_that_is_issued_again_is_named(clean: Log) -> None:
 
 def test_too_many_attempts_are_named(clean: Log) -> None:
     task = first(clean, lambda f: message(f, Task) is not None)
-    refused(planted(clean, lambda f: edited(f, attempt=9) if f is task else f), task.message.id, "9 are allowed")
+    refused(planted(clean, lambda f: edited(task, attempt=9) if f is task else f), task.message.id, "9 are allowed")
 
 
 def test_a_lost_task_that_nobody_gave_up_is_named(clean: Log) -> None:
@@ -156,7 +182,9 @@ def test_a_lost_task_that_nobody_gave_up_is_named(clean: Log) -> None:
 def test_a_step_trained_twice_in_a_lineage_is_named(clean: Log) -> None:
     trained = first(clean, lambda f: message(f, Trained) is not None)
     again = edited(trained, metrics={"loss": 1.0})
-    refused(planted(clean, lambda f: [f, again] if f is trained else f), "step 0 was trained twice in lineage 0")
+    lineage = trained.message.version.lineage
+    log = planted(clean, lambda f: [f, again] if f is trained else f)
+    refused(log, f"step 0 was trained twice in lineage {lineage}")
     told = check(settings(), planted(clean, lambda f: [f, replace(f, id=b"1-1")] if f is trained else f))
     assert told.broken == []  # told again in the same words
 
@@ -174,7 +202,7 @@ def test_a_step_that_is_missing_from_the_weights_is_named(clean: Log) -> None:
 
 
 def test_a_group_that_is_fresh_twice_is_named(clean: Log) -> None:
-    batches = [f for t in clean for f in t if message(f, Batch)]
+    batches = all_of(clean, Batch)
     early = batches[0].message
     late = next(f.message.step for f in batches if f.message.step > early.step)
     twice = early.fresh[0]
@@ -205,7 +233,7 @@ def test_groups_that_replay_counts_twice_are_named(clean: Log) -> None:
 
 
 def test_versions_that_shrink_are_named(clean: Log) -> None:
-    notices = [f for t in clean for f in t if message(f, WeightsNotice)]
+    notices = all_of(clean, WeightsNotice)
     refused(planted(clean, lambda f: [f, notices[0]] if f is notices[2] else f), "version 0.0 was published behind")
     other = edited(notices[2], digest="another")
     refused(planted(clean, lambda f: [f, other] if f is notices[2] else f), "two different contents")
@@ -263,8 +291,8 @@ def test_a_group_that_is_passed_over_unscanned_is_named(clean: Log) -> None:
     def unscanned(fact: Fact) -> Fact:
         if (m := message(fact, ScanResult)) and m.step == batch.step:
             return edited(fact, records=[r for r in m.records if r.id != batch.replay[0]])
-        if isinstance(fact, Added) and hasattr(fact.message, "ids"):
-            return edited(fact, ids=[id for id in fact.message.ids if id != batch.replay[0]])
+        if m := message(fact, Scan):
+            return edited(fact, ids=[id for id in m.ids if id != batch.replay[0]])
         return fact
 
     refused(planted(clean, unscanned), f"passes over {batch.replay[0]}", "unscanned")
@@ -273,19 +301,24 @@ def test_a_group_that_is_passed_over_unscanned_is_named(clean: Log) -> None:
 def test_a_replayed_group_of_the_same_step_is_named(clean: Log) -> None:
     batch = first(clean, lambda f: message(f, Batch) is not None)
     mine = batch.message.fresh[0]
-    refused(planted(clean, lambda f: edited(f, replay=[mine]) if f is batch else f), "in the step that it is fresh in")
+    refused(
+        planted(clean, lambda f: edited(batch, replay=[mine]) if f is batch else f), "in the step that it is fresh in"
+    )
 
 
 def test_fresh_groups_out_of_order_are_named(clean: Log) -> None:
     batch = first(clean, lambda f: message(f, Batch) is not None)
-    log = planted(clean, lambda f: edited(f, fresh=f.message.fresh[::-1]) if f is batch else f)
+    log = planted(clean, lambda f: edited(batch, fresh=batch.message.fresh[::-1]) if f is batch else f)
     refused(log, "step 0", "first in, first out")
 
 
 def test_a_short_batch_and_a_group_that_has_not_come_are_named(clean: Log) -> None:
     batch = first(clean, lambda f: message(f, Batch) is not None)
-    refused(planted(clean, lambda f: edited(f, fresh=f.message.fresh[:3]) if f is batch else f), "3 fresh groups of 4")
-    log = planted(clean, lambda f: edited(f, fresh=["x", *f.message.fresh[1:]]) if f is batch else f)
+    refused(
+        planted(clean, lambda f: edited(batch, fresh=batch.message.fresh[:3]) if f is batch else f),
+        "3 fresh groups of 4",
+    )
+    log = planted(clean, lambda f: edited(batch, fresh=["x", *batch.message.fresh[1:]]) if f is batch else f)
     refused(log, "takes x as fresh, which has not arrived")
 
 
@@ -322,7 +355,7 @@ def test_what_took_effect_together_is_whole_where_a_crash_cut_the_file_off(folde
     copy = tmp_path / "appendonlydir"
     copy.mkdir()
     (copy / "a.manifest").write_text("file a.incr.aof seq 1 type i\n")
-    for size in range(len(whole) // 2, len(whole) // 2 + 400):
+    for size in range(len(whole) // 2, len(whole) // 2 + 400, 29):
         (copy / "a.incr.aof").write_bytes(whole[:size])
         assert check(settings(), facts(transactions(tmp_path), "judged")).broken == []
 

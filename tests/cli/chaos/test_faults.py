@@ -162,7 +162,7 @@ async def test_a_damaged_version_is_the_newest_and_an_actor_must_read_it(
     made = {}
     for number in (1, 2):
         folder, digest, _ = weights.publish(
-            tmp_path / "weights", Version(0, number), lambda f: (f / "m.safetensors").write_bytes(bytes(4096)) and None
+            tmp_path / "weights", Version(0, number), lambda f: _write(f / "m.safetensors")
         )
         made[number] = folder, digest
     done = await inflictor(supervisor, tmp_path).inflict(Fault(0, "damage", "weights", 0))
@@ -171,3 +171,7 @@ async def test_a_damaged_version_is_the_newest_and_an_actor_must_read_it(
     with pytest.raises(UserError, match="damaged or replaced"):
         weights.verify(*made[2])
     await until(lambda: supervisor.running["actor-0"].pid not in (pid, None))
+
+
+def _write(file: Path) -> None:
+    file.write_bytes(bytes(4096))
