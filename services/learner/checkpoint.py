@@ -10,10 +10,10 @@ digest is right and names every one it passes over. The state holds tensors and 
 import json
 import logging
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def _load_state(file: Path) -> dict[str, Any]:
     """Tensors and plain values. UserError for anything else: its digest is right, so somebody wrote it like that."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
+    except UnpicklingError:
         raise UserError(
             f"{file} holds more than tensors and plain values and is not loaded, since that could run its code: "
             "put a checkpoint of this run in its place, or delete the folder."

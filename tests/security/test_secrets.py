@@ -18,6 +18,7 @@ def say(arguments: list[str], folder: Path, url: str) -> str:
     """All that a process which cannot start says."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     environment |= {"HEADRACE_REDIS__URL": url, "HEADRACE_REDIS__WAIT_S": "0.2", "HEADRACE_LOG": "debug"}
+    environment |= {"HEADRACE_REPLAY__PORT": "0"}
     environment |= {"HEADRACE_RUN__ROOT": str(folder), "PYTHONPATH": str(REPOSITORY)}
     environment |= {"HEADRACE_MODEL__PATH": str(REPOSITORY / "examples/atlas/policy")}
     environment |= {"HEADRACE_DATA__TRAIN": str(folder / "rows.jsonl"), "HEADRACE_ENV__KIND": "single"}

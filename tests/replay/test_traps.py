@@ -1,0 +1,73 @@
+"""Ways in which replay and its streams failed elsewhere, reported in public, without a test in another file."""
+
+import ast
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from services.replay import transitions
+from services.replay.policies import get_policy
+from services.replay.state import Counters, State, Transaction
+from services.replay.tasks import train_task
+from shared.config import build
+from shared.redis_client import BLOCK_MS, SOCKET_TIMEOUT_S
+from shared.streams import Inbox, Keys
+from shared.versions import Version
+from tests.replay.peers import Questions, client_of, header_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_two_tasks_with_one_prompt_are_two_groups():
+    """NeMo-RL keyed groups by the text of their prompt and merged them."""
+    config = build({"rollout": {"group_size": 3}})
+    state, pipe = State(Counters(started=0.0)), redis.Redis().pipeline()  # connects to nothing
+    state.counters.version = Version(0, 0)
+    tx = Transaction(state, Keys("one"), pipe)
+    tasks = [train_task(config, Questions(1), number, attempt=0, min_version=0) for number in range(4)]
+    assert all(task.messages == tasks[0].messages for task in tasks)
+    assert len({task.id for task in tasks}) == len({task.seed for task in tasks}) == 4
+    for task in tasks:
+        tx.put("tasks", task.id, task)
+    for task in tasks:
+        header = header_for(task, random.Random(task.number), Version(0, 0))
+        transitions.group_arrived(config, state, tx, get_policy("headroom_drift"), header)
+    assert len(state.fresh) == 4 and not state.tasks
+    pipe.reset()
+
+
+async def test_a_stream_that_is_quiet_for_longer_than_the_librarys_time_limit_is_no_error(redis_url: str):
+    """redis-py 8 gives up on a blocked read after 5 s unless it is told otherwise."""
+    client = client_of(redis_url)
+    assert client.connection_pool.connection_kwargs["socket_timeout"] == SOCKET_TIMEOUT_S > 5 * BLOCK_MS / 1000
+    inbox = Inbox(client, "quiet", "readers", "reader")
+    await inbox.create()
+    begun = time.monotonic()
+    assert await inbox.read(1, block_ms=5_300) == []
+    assert time.monotonic() - begun > 5
+
+
+def test_no_stream_that_is_acknowledged_is_ever_trimmed():
+    """Trimmed entries stay pending, and XAUTOCLAIM returns them as deleted."""
+    bounded = []
+    for file in [f for part in ("services", "shared", "cli") for f in sorted((ROOT / part).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                call, words = ast.unparse(node), {word.arg for word in node.keywords}
+                assert "xtrim" not in ast.unparse(node.func), call
+                if words & {"maxlen", "minid"} or ("keep" in words and "stream" in call):
+                    bounded.append(call)
+    assert bounded, "this looks at something"
+    for call in bounded:
+        assert any(word in call for word in (".weights", ".events", "keys.dead", "pipe.xadd(stream")), call
+
+
+@pytest.mark.parametrize("service", ["learner", "actor"])
+def test_who_runs_torch_has_shared_memory_in_its_container(service: str):
+    """A container has 64 MB of /dev/shm, and NCCL and vLLM die of it."""
+    section = re.search(rf"\n  {service}:\n((?:    .*\n)+)", (ROOT / "compose.yaml").read_text())
+    assert section and re.search(r"\n    shm_size: .*gb", section[1])
