@@ -66,6 +66,23 @@ def test_the_configurations_of_the_paper_are_sound(name: str, capsys: pytest.Cap
     assert "env_search" in said
 
 
+def test_the_pretrained_example_is_sound_with_files_of_ones_own(
+    model_dir: Path, data_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model_dir / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 2048}')
+    corpus = tmp_path / "passages.jsonl"
+    corpus.write_text('{"id": "0", "contents": "\\"Weir\\"\\nA weir is a low dam."}\n')
+    words = ["--data.train", str(data_file), "--data.eval", str(data_file), "--search.corpus", str(corpus)]
+    words += ["--model.path", str(model_dir), "--replay.port", "0", "--search.port", "0"]
+    assert main(["up", str(EXAMPLES / "smollm2-search.toml"), *words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    settings = tomllib.loads(said)
+    assert (settings["actor"]["engine"], settings["env"]["max_turns"], settings["learner"]["batch"]) == ("vllm", 2, 2)
+    assert [settings["search"]["corpus"], settings["data"]["eval"]] == [str(corpus), str(data_file)]
+    assert settings["env"]["url"].endswith(str(settings["search"]["port"]))
+    assert "replay, env_search, learner, actor-0" in said
+
+
 def test_the_papers_mathematics_and_its_controls_are_sound(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", str(EXAMPLES / "math-1.5b.toml"), "--dry-run"]) == 0
     said = capsys.readouterr().out
