@@ -43,6 +43,8 @@ def learner_said_hello(config: Config, state: State, tx: Transaction, train: Pro
     c.version = hello.version
     if hello.again:
         _send_again(state, tx, hello.version.number)
+    elif c.finished and news:
+        tx.send(tx.keys.work, Finish())  # a life that begins after the end, whose Finish the one before has taken
     return news
 
 

@@ -122,3 +122,16 @@ async def test_a_learner_that_resumes_on_an_empty_server_brings_the_cursor(make_
     await run.close()
     assert [batch.step for _, batch in run.learner.trained] == list(range(5, 12))
     assert sorted(used + run.numbers) == list(range(12 * config.learner.batch))
+
+
+async def test_a_learner_that_starts_again_after_the_end_is_told_of_the_end(make_config):
+    config = make_config(run={"steps": 6})
+    run = Run(config)
+    async with asyncio.timeout(40):
+        await run.trained(10**9)
+        await run.learning
+        run.learner.finished = False
+        await run.learner.run()  # returns with Finish
+    state = await run.close()
+    assert run.learner.finished and run.learner.lineage == 1
+    assert len(run.learner.trained) == 6 and state.counters.finished
