@@ -67,7 +67,7 @@ class Reward(Section):
     """How the sampled text is scored."""
 
     kind: Literal["em", "f1", "math"] = "em"
-    format_score: bool = False  # add Search-R1's graded score for a well-formed transcript
+    format_score: bool = False  # graded: right 1 or .8, wrong .2 or .1, by form: the tags, in math the box
     overlong_tokens: int = Field(default=0, ge=0)  # fewer left before a length limit cost part of the penalty; 0: off
     overlong_penalty: float = Field(default=1.0, gt=0)  # taken from the reward where none are left
 
