@@ -144,7 +144,7 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     asked = load(config_file, overrides)
     words = ["--run.steps", str(steps), "--data.eval=", "--search.port", "0", "--replay.port", "0"]
     if not is_set(overrides, "run.name"):
-        words += ["--run.name", _free_name(Path(asked.run.root), asked.run.name + SUFFIX)]
+        words += ["--run.name", free_name(Path(asked.run.root), asked.run.name + SUFFIX)]
     if get_policy(asked.replay.policy).accepts is not within_tau:
         print(f"replay.policy = '{asked.replay.policy}' has no gate: the short run takes headroom_drift.")
         words += ["--replay.policy", "headroom_drift"]
@@ -153,7 +153,8 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     return config.run_dir if up.launch(config) == 0 else None
 
 
-def _free_name(root: Path, name: str) -> str:
+def free_name(root: Path, name: str) -> str:
+    """The name, or the first `name-N` that is not a folder below `root`."""
     candidate, number = name, 2
     while (root / candidate).exists():
         candidate, number = f"{name}-{number}", number + 1
