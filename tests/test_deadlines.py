@@ -171,7 +171,7 @@ def _call_waits(call: ast.Call) -> bool:
         or (name in ("httpx.Client", "httpx.get", "httpx.post", "socket.create_connection"))
         or (name == "select.select" and len(call.args) < 4)
         or (name == "fcntl.flock" and "LOCK_NB" not in ast.unparse(call) and "LOCK_UN" not in ast.unparse(call))
-        or (method == "from_url" and "Redis" in name and "_options" not in ast.unparse(call))
+        or (method == "from_url" and "Redis" in name and "options" not in ast.unparse(call))
         or (name in ("redis.Redis", "redis.asyncio.Redis"))
     )
 

@@ -1,0 +1,94 @@
+"""A process that hangs instead of dying is noticed and named, its tasks are done by another, and Ctrl-C is not kept."""
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.recorder import read_records
+from tests.e2e.command import ATLAS, STOP_S, Command, overrides
+from tests.e2e.conftest import Start
+from tests.e2e.test_exact_resume import redis_of, trained
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+START_S = 600
+NOTICED_S = 10 + 5 + 15  # a heartbeat's life, replay's look, and room
+REISSUED_S = 15 + 4 + 60  # without renewal, the next look, and the groups of two steps
+
+
+def up(policy: Path) -> list[str]:
+    """A run that is far from its end, with two actors."""
+    settings = overrides(
+        run={"name": "hung", "root": ".", "steps": 1000},
+        rollout={"group_size": 4},
+        eval={"limit": 2, "every": 0},
+        actor={"count": 2, "engine": "torch"},
+        replay={"policy": "none", "max_lag": 0, "port": 0},
+        search={"port": 0},
+        learner={"batch": 4, "checkpoint_every": 5},
+    )
+    return ["up", str(ATLAS.parent / "atlas.toml"), f"--model.path={policy}", *settings]
+
+
+def test_a_hung_actor_is_named_and_ctrl_c_ends_a_run_whatever_hangs(start: Start, folder: Path, policy: Path) -> None:
+    run_dir = folder / "hung"
+    command = start(*up(policy))
+    command.wait_until(trained(run_dir, 2), "two steps", START_S)
+    hung = actors(command)[0]
+    hung.suspend()
+    command.wait_until(lambda: bool(told(run_dir, f"-{hung.pid}-")), "word of the hung actor", NOTICED_S)
+    assert "has stopped reporting" in told(run_dir, f"-{hung.pid}-")[0]
+    command.wait_until(trained(run_dir, steps(run_dir) + 2), "two steps without it", REISSUED_S)
+    status = start("status", "hung")
+    assert status.wait(60) == 0 and "has stopped reporting" in " ".join(status.said.split())
+    hung.resume()
+    command.wait_until(lambda: len(told(run_dir, f"-{hung.pid}-")) > 1, "word of its return", NOTICED_S)
+    assert "reports again" in told(run_dir, f"-{hung.pid}-")[1]
+
+    suspend(*actors(command))  # the learner waits for groups
+    time.sleep(2)
+    interrupt(command)
+
+    for stopped in (lambda c: [redis_of(run_dir)], lambda c: [c.service("replay")], lambda c: c.processes()[1:]):
+        command = start("up", "--resume", "hung")
+        command.wait_until(trained(run_dir, steps(run_dir) + 1), "a step after resuming", START_S)
+        suspend(*stopped(command))
+        time.sleep(1)
+        interrupt(command)
+
+
+def actors(command: Command) -> list[psutil.Process]:
+    """Both."""
+    found = [p for p in command.processes() if "services.actor" in p.cmdline()]
+    assert len(found) == 2
+    return found
+
+
+def suspend(*processes: psutil.Process | None) -> None:
+    """SIGSTOP."""
+    for process in processes:
+        assert process is not None
+        process.suspend()
+
+
+def interrupt(command: Command) -> None:
+    """Ctrl-C: within ten seconds nothing is left."""
+    asked = time.monotonic()
+    command.signal(signal.SIGINT)
+    assert command.wait(STOP_S) == 130
+    command.assert_gone()
+    assert time.monotonic() - asked < STOP_S
+
+
+def steps(run_dir: Path) -> int:
+    """Trained so far."""
+    return len(read_records(run_dir / "metrics.jsonl"))
+
+
+def told(run_dir: Path, part: str) -> list[str]:
+    """Warnings with this in them."""
+    warnings = [r["text"] for r in read_records(run_dir / "events.jsonl") if r["kind"] == "warning"]
+    return [text for text in warnings if part in text]
