@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
             _print(target.name, every[-1])
         except Exception:  # noqa: BLE001  whatever a target raises is what is looked for
             failed += 1
-            print(f"{target.name:16} FAILED\n{traceback.format_exc()}", flush=True)
+            print(f"{target.name:16} FAILED\n{traceback.format_exc()[-4000:]}", flush=True)
     whole = Tally(
         taken=sum(t.taken for t in every),
         refused=sum(t.refused for t in every),

@@ -44,8 +44,10 @@ def _fuzz(name: str, notes: Path, options: list[str]) -> None:
 
     with atheris.instrument_imports(include=["shared", "services"]):
         from tests.fuzz.targets import TARGETS
-    check = next(target.of_bytes for target in TARGETS if target.name == name)
+    target = next(target for target in TARGETS if target.name == name)
+    check = target.of_bytes
     assert check is not None
+    target.warm()
     tally, memory, before = Tally(), psutil.Process().memory_info, 0
 
     def one(data: bytes) -> None:

@@ -21,8 +21,11 @@ from tests.fuzz.made import JSON, near, nearly_tags
 
 FOLDER = Path(tempfile.mkdtemp(prefix="headrace-fuzz-"))
 VALUES = nearly_tags() | JSON
-_ROWS: st.SearchStrategy[Any] = st.fixed_dictionaries(
-    {"question": st.just("who?"), "answer": st.just("me")},
+_RIGHT: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {"question": nearly_tags().map("who? {}".format), "answer": st.lists(st.just("me") | nearly_tags(), min_size=1)}
+)
+_ROWS: st.SearchStrategy[Any] = _RIGHT | st.fixed_dictionaries(
+    {},
     optional={
         "question": VALUES,
         "answer": VALUES,
@@ -35,7 +38,7 @@ _ROWS: st.SearchStrategy[Any] = st.fixed_dictionaries(
         "solution": VALUES,
     },
 )
-_LINES = st.lists(_ROWS | JSON, min_size=1, max_size=3).map(
+_LINES = (st.lists(_RIGHT, min_size=1, max_size=3) | st.lists(_ROWS | JSON, min_size=1, max_size=3)).map(
     lambda rows: b"\n".join(json.dumps(row).encode() for row in rows)
 )
 _STRANGE = [b"\n", b"\r\n", b"\xff", b"[" * 2000, b"\xef\xbb\xbf", b"\\ud800", b"1" * 5000, b"NaN", b"\x00"]
@@ -80,5 +83,5 @@ def _parquet() -> bytes:
 
 TARGETS = [
     Target("JSON lines", near(_LINES, _STRANGE), check_json_lines, check_json_lines, cost=5),
-    Target("parquet", st.deferred(lambda: near(st.just(_parquet()))), check_parquet, check_parquet, cost=5),
+    Target("parquet", st.deferred(lambda: near(st.just(_parquet()))), check_parquet, check_parquet, 5, _parquet),
 ]

@@ -30,6 +30,7 @@ class Target:
     check: Callable[[Any], bool]
     of_bytes: Callable[[bytes], bool] | None = None
     cost: int = 1  # inputs take about this many times as long as those of the cheapest target
+    warm: Callable[[], object] = lambda: None  # imports and opens what is kept, before anything is measured
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Hang(AssertionError):
 
 def drive(target: Target, inputs: int, seed: int) -> Tally:
     """Give `target` that many inputs. Raises what it raised, for the smallest input that makes it."""
+    target.warm()
     tally, memory = Tally(), psutil.Process().memory_info
     before, started = memory().rss, time.process_time()
 

@@ -25,7 +25,11 @@ from tests.fuzz.made import ANY_INT, JSON, near, nearly_tags
 POLICY = Path(__file__).resolve().parents[2] / "examples" / "atlas" / "policy"
 QUERIES = 2
 
-_REQUESTS = st.fixed_dictionaries(
+_RIGHT = st.fixed_dictionaries(
+    {"queries": st.lists(nearly_tags().map(lambda text: text[:500]), max_size=4)},
+    optional={"topk": st.integers(1, 50), "return_scores": st.booleans()},
+)
+_REQUESTS = _RIGHT | st.fixed_dictionaries(
     {},
     optional={
         "queries": st.lists(nearly_tags(), max_size=4) | JSON,
@@ -109,6 +113,6 @@ def check_answer(body: bytes) -> bool:
 
 
 TARGETS = [
-    Target("requests", near(_REQUESTS.map(_dump)) | st.binary(max_size=60), check_request, check_request, cost=5),
-    Target("answers", near(_ANSWERS.map(_dump)) | _DEEP, check_answer, check_answer, cost=5),
+    Target("requests", near(_REQUESTS.map(_dump)) | st.binary(max_size=60), check_request, check_request, 5, _service),
+    Target("answers", near(_ANSWERS.map(_dump)) | _DEEP, check_answer, check_answer, 5, _codec),
 ]

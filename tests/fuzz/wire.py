@@ -159,9 +159,30 @@ _ARRAYS = (
 
 
 @st.composite
+def right_payloads(draw: st.DrawFn) -> dict[str, Any]:
+    """Groups of any shape that an actor could make."""
+    lengths = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
+    mask = draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths)))
+    ones = sum(mask)
+    first = draw(st.integers(0, ones))
+    runs = [(count, 0, number) for number, count in enumerate((first, ones - first)) if count]
+    arrays: dict[str, tuple[str, Any]] = {
+        "prompt": ("<i4", draw(st.lists(st.integers(0, 99), min_size=1, max_size=4))),
+        "lengths": ("<i4", lengths),
+        "tokens": ("<i4", draw(st.lists(st.integers(0, 99), min_size=len(mask), max_size=len(mask)))),
+        "l_gen": ("<f4", draw(st.lists(st.floats(-9, 0), min_size=ones, max_size=ones))),
+        "advantages": ("<f4", draw(st.lists(st.floats(-3, 3), min_size=len(lengths), max_size=len(lengths)))),
+        "version_runs": ("<i4", runs),
+        "turns": ("<i4", [(i, 0, length) for i, length in enumerate(lengths)]),
+    }
+    made = {name: np.array(values, kind).tobytes() for name, (kind, values) in arrays.items()}
+    return payload_fields() | made | {"mask": np.packbits(mask).tobytes(), "documents": [[]] * len(lengths)}
+
+
+@st.composite
 def payload_bytes(draw: st.DrawFn) -> bytes:
-    fields = payload_fields()
-    for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=2)):
+    fields = draw(right_payloads())
+    for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=draw(st.sampled_from([0, 1, 2])))):
         fields[name] = draw(_ARRAYS if isinstance(fields[name], bytes) else like(fields[name]))
     try:
         data = msgspec.msgpack.encode(fields)
