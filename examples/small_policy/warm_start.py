@@ -30,19 +30,19 @@ def small_model(tokenizer: PreTrainedTokenizerFast, layers: int) -> Qwen2ForCaus
 
 
 class Batches:
-    """Endless batches of drawn traces."""
+    """Endless batches of drawn traces, `at_once` batches drawn together and cut by length.
 
-    def __init__(self, draw: Callable[[], Row], pad: int, rng: random.Random) -> None:
-        self._draw, self._pad, self._rng = draw, pad, rng
+    Many at once save padding; 1 leaves every batch a fair draw, where length tells one kind of trace from another.
+    """
+
+    def __init__(self, draw: Callable[[], Row], pad: int, rng: random.Random, at_once: int = 8) -> None:
+        self._draw, self._pad, self._rng, self._at_once = draw, pad, rng, at_once
         self._ready: list[list[Row]] = []
 
     def next(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids int64 [size, longest], labels int64 of the same shape: -100 where the policy does not write.
-
-        Traces are drawn eight batches at a time and cut by length, so that little of a batch is padding.
-        """
+        """ids int64 [size, longest], labels int64 of the same shape: -100 where the policy does not write."""
         if not self._ready:
-            rows = sorted((self._draw() for _ in range(8 * size)), key=lambda row: len(row[0]))
+            rows = sorted((self._draw() for _ in range(self._at_once * size)), key=lambda row: len(row[0]))
             self._ready = [rows[i : i + size] for i in range(0, len(rows), size)]
             self._rng.shuffle(self._ready)
         rows = self._ready.pop()
