@@ -81,7 +81,7 @@ async def test_a_step_that_finds_no_spread_ends_the_run_with_a_sentence_and_can_
     assert state.counters.trained == 12 and state.counters.refilled_in_step == 0
 
 
-@pytest.mark.parametrize("max_lag", [0, 2])
+@pytest.mark.parametrize("max_lag", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_200_steps_equal_a_literal_version(max_lag):
     recording = Recording()
     steps, b = 200, recording.batch
