@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shared import settings
 from shared.contradictions import contradictions
@@ -54,6 +54,17 @@ class Config(settings.Section):
     weights: settings.Weights = Field(default_factory=settings.Weights)
     redis: settings.Redis = Field(default_factory=settings.Redis)
     search: settings.Search = Field(default_factory=settings.Search)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, given: object) -> object:
+        """What the policy's paper sets in the learner, where nothing else is: the resolved configuration shows it."""
+        if not isinstance(given, dict):
+            return given
+        replay, learner = given.get("replay", {}), given.get("learner", {})
+        if not isinstance(replay, dict) or not isinstance(learner, dict) or learner.get("loss", "grpo") != "grpo":
+            return given
+        return given | {"learner": settings.PUBLISHED_WITH.get(str(replay.get("policy")), {}) | learner}
 
     @property
     def run_dir(self) -> Path:

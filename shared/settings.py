@@ -145,6 +145,13 @@ PUBLISHED: dict[str, dict[str, float | str]] = {
     "cispo": {"clip_low": 1.0, "clip_high": 4.0},
 }
 
+# The same of the policies whose papers change the loss, where it is grpo.
+PUBLISHED_WITH: dict[str, dict[str, float]] = {
+    "bapo": {"clip_low": 0.2, "clip_high": 0.28, "tis_cap": 3.0},
+    "exgrpo": {"replay_shaping": 0.1},
+    "rollout_advantage": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0},
+}
+
 
 class Learner(Section):
     """The optimiser and its loop."""
@@ -156,13 +163,17 @@ class Learner(Section):
     loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
     advantage: Literal["std", "mean"] = "std"  # r - mean r, over the group's std or as it is; dr_grpo: "mean"
     clip_low: float = Field(default=0.2, gt=0, le=1)  # unset: gspo 3e-4, cispo 1, which is no bound below
-    clip_high: float = Field(default=0.2, gt=0)  # unset: dapo .28, gspo 4e-4, cispo 4
-    dual_clip: float = Field(default=0.0, ge=0)  # the most a ratio counts where A < 0; 0: no limit
+    clip_high: float = Field(default=0.2, gt=0)  # unset: dapo .28, gspo 4e-4, cispo 4; bapo, rollout_advantage .28
+    dual_clip: float = Field(
+        default=0.0, ge=0
+    )  # the most a ratio counts where A < 0; 0: no limit; unset: rollout_advantage 10
     denominator_tokens: int = Field(default=0, ge=0)  # dr_grpo's constant; 0: rollout.max_tokens
     proximal_cap: float = Field(default=0.0, ge=0)  # decoupled clipping, truncation of exp(l_start - l_ref); 0: off
-    replay_shaping: float = Field(default=0.0, ge=0)  # c: replayed rollouts count ratio / (ratio + c), no clip; 0: off
+    replay_shaping: float = Field(
+        default=0.0, ge=0
+    )  # c: replayed count ratio / (ratio + c), no clip; 0: off; unset: exgrpo .1
     kl: float = Field(default=0.0, ge=0)  # coefficient of the k3 KL term to model.kl_reference
-    tis_cap: float = Field(default=2.0, ge=0)  # truncation of exp(l_ref - l_gen); 0: no such weight
+    tis_cap: float = Field(default=2.0, ge=0)  # truncation of exp(l_ref - l_gen); 0: no such weight; unset: bapo 3
     reference: Literal["trainer", "engine"] = "trainer"  # whose log-probability is l_ref
     lr: float = Field(default=1e-6, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -173,6 +184,7 @@ class Learner(Section):
     grad_clip: float = Field(default=1.0, gt=0)
     optimizer: Literal["adamw"] = "adamw"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    ranks: int = Field(default=1, ge=1)  # processes that hold one model between them (FSDP), each with a GPU of its own
     threads: int = Field(default=0, ge=0)  # CPU threads; 0: its share of the cores
     cache_bytes: int = Field(default=256 * 2**20, ge=0)  # payloads kept between a scan and the batch
     checkpoint_every: int = Field(default=10, ge=1)  # steps

@@ -97,6 +97,26 @@ def test_a_loss_takes_its_published_range_where_none_is_set(loss, low, high, adv
     assert (s.clip_low, s.clip_high, s.advantage) == (low, high, advantage)
 
 
+@pytest.mark.parametrize(
+    ("policy", "changed"),
+    [
+        ("headroom_drift", {}),
+        ("bapo", {"clip_high": 0.28, "tis_cap": 3.0}),
+        ("exgrpo", {"replay_shaping": 0.1}),
+        ("rollout_advantage", {"clip_high": 0.28, "dual_clip": 10.0}),
+    ],
+)
+def test_a_policy_takes_its_papers_settings_of_the_learner_where_none_is_set(policy, changed):
+    plain = config.build({}).learner
+    chosen = ["--replay.policy", policy]
+    assert config.load(None, chosen, {}).learner == plain.model_copy(update=changed)
+    own = {"clip_low": 0.1, "clip_high": 0.15, "tis_cap": 1.5, "dual_clip": 5.0, "replay_shaping": 0.2}
+    given = [word for name, value in own.items() for word in (f"--learner.{name}", str(value))]
+    assert config.load(None, [*chosen, *given], {}).learner == plain.model_copy(update=own)
+    other = ["--learner.loss", "cispo"]
+    assert config.load(None, [*chosen, *other], {}).learner == config.load(None, other, {}).learner
+
+
 def test_a_clip_range_that_is_set_stays(tmp_path):
     s = config.load(None, ["--learner.loss", "gspo", "--learner.clip_high", ".1"], {}).learner
     assert (s.clip_low, s.clip_high) == (3e-4, 0.1)

@@ -10,7 +10,8 @@ In units of right answers, G responses and a mean reward m (n of them scored: 1/
 
 What asking again costs comes on top of b groups a step: groups_regenerated. The paper's band for stored groups is not
 in docs/method.md, which gives its rule in words; ours is the middle half.
-The published form besides: learner.tis_cap = 3, clip_low = .2, clip_high = .28.
+The published form besides, taken with the loss grpo where nothing else is set: learner.tis_cap = 3, clip_low = .2,
+clip_high = .28.
 Bound: every replayed group is 1 to 3 steps old with a mean reward in the band; every fresh one that is trained has a
 mean reward in [1/G, (G-1)/G]; a prompt is asked again at most once a round.
 Source: Wan et al., arXiv 2602.20722.

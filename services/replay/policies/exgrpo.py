@@ -9,8 +9,8 @@
     start       when the share of right answers in a step's fresh groups has reached .35
 
 Entropy is estimated by the mean -log p of the stored tokens under the current weights. A group of G - 1 answers with
-k right stands for bucket k G / (G - 1), rounded. The published form besides: learner.replay_shaping = .1 (replayed
-tokens count w / (w + .1), unclipped). replay.tau is not asked.
+k right stands for bucket k G / (G - 1), rounded. The published form besides, taken with the loss grpo where nothing is
+set: learner.replay_shaping = .1 (replayed tokens count w / (w + .1), unclipped). replay.tau is not asked.
 What asking costs comes on top of b groups a step: groups_regenerated; compare at equal groups_generated.
 Bound: a replayed answer is right, its prompt was solved by some and not all when it was stored and by not all since;
 a batch replays one answer for each of its asked-again groups at most, and none before the start.

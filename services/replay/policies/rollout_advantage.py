@@ -2,7 +2,8 @@
 
 Rollout i is drawn with probability proportional to (|A_i| + 1e-6)^.5, without replacement within a step, and never
 where A_i = 0. It is trained with the advantage and the l_ref it was stored with, and weighs as much as a fresh rollout.
-The published form besides: learner.clip_low = .2, clip_high = .28, dual_clip = 10; replay.select = b / 2, the default.
+The published form besides, taken with the loss grpo where nothing else is set: learner.clip_low = .2, clip_high = .28,
+dual_clip = 10; replay.select = b / 2, the default.
 Bound: every replayed rollout is 1 to 10 steps old and has A != 0; none is in a batch twice; a step replays exactly
 min(select x G, those there are).
 Source: Yoo et al., arXiv 2606.04560.
