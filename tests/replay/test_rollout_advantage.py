@@ -7,7 +7,7 @@ import pytest
 
 from services.replay.buffer import Buffer, Row
 from services.replay.policies import Moment, get_policy
-from services.replay.policies.rollout_advantage import EPSILON, EXPONENT, MAX_AGE, rollouts
+from services.replay.policies.rollout_advantage import EPSILON, EXPONENT, rollouts
 from shared.advantages import group_advantages
 from shared.config import build
 from shared.messages import GroupHeader
@@ -17,6 +17,8 @@ from tests.replay.recording import Recording
 from tests.replay.test_service import check_the_run, run_to_the_end
 
 STEPS = 200
+MAX_AGE = 10  # steps, as published: written out here, so that another bound in the code is seen
+CAPACITY = 400  # groups: more than eleven steps bring
 
 
 def literal_draw(stored: list[tuple[int, GroupHeader]], step: int, seed: int, n: int) -> list[tuple[str, int]]:
@@ -48,7 +50,7 @@ def literal_draw(stored: list[tuple[int, GroupHeader]], step: int, seed: int, n:
 )
 def test_200_steps_equal_a_literal_version_and_keep_the_bound(select: int):
     recording = Recording()
-    replay = {"policy": "rollout_advantage", "select": select, "capacity": 48}
+    replay = {"policy": "rollout_advantage", "select": select, "capacity": CAPACITY}
     config = build(
         {"learner": {"batch": recording.batch}, "replay": replay, "rollout": {"group_size": recording.group_size}}
     )
@@ -77,9 +79,10 @@ def test_200_steps_equal_a_literal_version_and_keep_the_bound(select: int):
 
         stored += [(seen.step, h) for h in seen.fresh if any(h.signs)]
         newest = stored[-1][0]
-        stored = [(step, h) for step, h in stored if newest + 1 - step <= MAX_AGE][-48:]
+        stored = [(step, h) for step, h in stored if newest + 1 - step <= MAX_AGE][-CAPACITY:]
         assert seen.after == [h.id for _, h in stored]
-    assert sum(ages.values()) > STEPS and max(ages) >= 3
+    assert len(stored) < CAPACITY, "age alone evicts"
+    assert sum(ages.values()) > STEPS and max(ages) == MAX_AGE
 
 
 def buffer_of(advantages: list[list[float]], step: int = 0) -> Buffer:
