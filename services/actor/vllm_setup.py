@@ -23,6 +23,8 @@ def prepare_environment(threads: int) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding would put every actor of a machine on the same cores
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker inside the engine's process: one copy of torch less
         "OMP_NUM_THREADS": str(threads),
+        # compiled kernels, one per layer's shape and number of tokens, 0.6 MB each: 1,024 of them if nobody says less
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
