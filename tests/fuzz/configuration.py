@@ -61,5 +61,12 @@ def check_configuration(case: tuple[bytes, list[tuple[str, str]], dict[str, str]
 
 
 TARGETS = [
-    Target("configurations", _CASES, check_configuration, lambda data: check_configuration((data, [], {})), cost=5)
+    Target(
+        "configurations",
+        _CASES,
+        check_configuration,
+        lambda data: check_configuration((data, [], {})),
+        5,
+        lambda: [DEFAULT],
+    )
 ]

@@ -23,10 +23,13 @@ def drive_by_coverage(target: Target, inputs: int, seed: int) -> Tally:
     if importlib.util.find_spec("atheris") is None:
         raise SystemExit("--coverage needs atheris, which has wheels for Python 3.11 to 3.13 on Linux: pip install it.")
     with tempfile.TemporaryDirectory(prefix="headrace-fuzz-") as folder:
-        notes = Path(folder) / "tally.json"
+        notes, corpus = Path(folder) / "tally.json", Path(folder) / "corpus"
+        corpus.mkdir()
+        for number, seed_bytes in enumerate(target.seeds()):
+            (corpus / f"seed-{number}").write_bytes(seed_bytes)
         command = [sys.executable, "-m", "tests.fuzz.coverage_guided", target.name, str(notes)]
         command += [f"-runs={inputs}", f"-seed={seed + 1}", f"-timeout={HANG_S:.0f}", "-rss_limit_mb=4096"]
-        command += ["-max_len=4096", f"-artifact_prefix={folder}/"]
+        command += ["-max_len=16384", f"-artifact_prefix={folder}/", str(corpus)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         found = [file for file in Path(folder).iterdir() if file.name.startswith(("crash", "timeout", "oom", "slow"))]
         worst = [file for file in found if not file.name.startswith("slow")]

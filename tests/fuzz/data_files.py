@@ -71,6 +71,9 @@ def check_parquet(data: bytes) -> bool:
     return _read(FOLDER / "rows.parquet", data)
 
 
+_ROW = b'{"question": "q", "answer": ["a"], "reward_model": {"ground_truth": {"target": ["t"]}}, "id": 1}\n'
+
+
 @cache
 def _parquet() -> bytes:
     chat = [[{"role": "user", "content": f"q{i}"}] for i in range(4)]
@@ -82,6 +85,14 @@ def _parquet() -> bytes:
 
 
 TARGETS = [
-    Target("JSON lines", near(_LINES, _STRANGE), check_json_lines, check_json_lines, cost=5),
-    Target("parquet", st.deferred(lambda: near(st.just(_parquet()))), check_parquet, check_parquet, 5, _parquet),
+    Target("JSON lines", near(_LINES, _STRANGE), check_json_lines, check_json_lines, 5, lambda: [_ROW]),
+    Target(
+        "parquet",
+        st.deferred(lambda: near(st.just(_parquet()))),
+        check_parquet,
+        check_parquet,
+        5,
+        lambda: [_parquet()],
+        _parquet,
+    ),
 ]

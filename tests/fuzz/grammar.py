@@ -42,12 +42,21 @@ def check_document(text: str) -> bool:
     return safe != text
 
 
+_TEXT = b"<think>a</think><search>b</search><information>c</information><answer>d</answer><|end|>\\boxed{e} #### f"
 TARGETS = [
-    Target("policy text", nearly_tags(), check_policy_text, lambda b: check_policy_text(b.decode("utf-8", "replace"))),
+    Target(
+        "policy text",
+        nearly_tags(),
+        check_policy_text,
+        lambda b: check_policy_text(b.decode("utf-8", "replace")),
+        1,
+        lambda: [_TEXT],
+    ),
     Target(
         "documents",
         nearly_tags() | st.text(max_size=40),
         check_document,
         lambda b: check_document(b.decode("utf-8", "replace")),
+        seeds=lambda: [_TEXT],
     ),
 ]

@@ -30,6 +30,7 @@ class Target:
     check: Callable[[Any], bool]
     of_bytes: Callable[[bytes], bool] | None = None
     cost: int = 1  # inputs take about this many times as long as those of the cheapest target
+    seeds: Callable[[], list[bytes]] = list  # what the coverage-guided fuzzer begins with
     warm: Callable[[], object] = lambda: None  # imports and opens what is kept, before anything is measured
 
 

@@ -112,7 +112,17 @@ def check_answer(body: bytes) -> bool:
     return True
 
 
+_REQUEST = b'{"queries": ["water", "wheel"], "topk": 3, "return_scores": true}'
+_ANSWER = b'{"result": [[{"document": {"id": "1", "title": "t", "text": "x"}, "score": 1}], [{"contents": "a\\nb"}]]}'
 TARGETS = [
-    Target("requests", near(_REQUESTS.map(_dump)) | st.binary(max_size=60), check_request, check_request, 5, _service),
-    Target("answers", near(_ANSWERS.map(_dump)) | _DEEP, check_answer, check_answer, 5, _codec),
+    Target(
+        "requests",
+        near(_REQUESTS.map(_dump)) | st.binary(max_size=60),
+        check_request,
+        check_request,
+        5,
+        lambda: [_REQUEST],
+        _service,
+    ),
+    Target("answers", near(_ANSWERS.map(_dump)) | _DEEP, check_answer, check_answer, 5, lambda: [_ANSWER], _codec),
 ]

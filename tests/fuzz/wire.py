@@ -207,8 +207,16 @@ def check_payload(data: bytes) -> bool:
     return True
 
 
+def _headers() -> list[bytes]:
+    return [messages.encode(HEADER)]
+
+
+def _payloads() -> list[bytes]:
+    return [msgspec.msgpack.encode(payload_fields())]
+
+
 TARGETS = [
-    Target("messages", message_bytes(), check_message, lambda data: check_message(("groups", data))),
-    Target("headers", altered(HEADER), check_header, check_header, cost=3),
-    Target("payloads", payload_bytes(), check_payload, check_payload),
+    Target("messages", message_bytes(), check_message, lambda data: check_message(("groups", data)), 1, _headers),
+    Target("headers", altered(HEADER), check_header, check_header, 3, _headers),
+    Target("payloads", payload_bytes(), check_payload, check_payload, 1, _payloads),
 ]
