@@ -2,13 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.actor.engine import EngineFailed, Finish, Sampling
+from services.actor.engine import CanaryRefused, EngineFailed, Finish, Sampling
 from services.actor.heartbeat import actor_name
 from services.actor.observation import Document
 from services.actor.rollout import Budget, Player, Rollout
@@ -17,7 +18,9 @@ from services.actor.text import Codec
 from services.actor.vllm_engine import VllmEngine
 from shared.cancellation import stop
 from shared.config import build
+from shared.messages import CanarySequence, WeightsNotice
 from shared.metrics import watch_loop_lag
+from shared.versions import Version
 from tests.actor.scripted_engine import ScriptedEngine
 
 
@@ -41,21 +44,60 @@ async def test_neither_the_prompts_example_nor_the_hint_nor_a_document_is_scored
     assert (scores[0].reward, scores[0].parts["answered"]) == (0.0, 0.0)
 
 
-class KeepsItsCache:
-    """vLLM's engine, where the prefix cache is not emptied, as it is while its blocks are in use."""
+class FaultyVllm:
+    """vLLM's engine with files it cannot load, a cache it does not empty, or weights it does not get back."""
 
-    async def collective_rpc(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *, empties: bool = True, recovers: bool = True) -> None:
+        self.empties, self.recovers, self.says = empties, recovers, -1.0
+
+    async def pause_generation(self, **_: Any) -> None: ...
+    async def resume_generation(self) -> None: ...
+    async def update_weight_version(self, label: str) -> None: ...
+
+    async def collective_rpc(self, what: str, kwargs: dict[str, str] | None = None) -> None:
+        if kwargs and kwargs["weights_path"].endswith("damaged"):
+            self.says = -2.0  # a part of it was loaded
+            raise Exception("a worker says: shape mismatch")  # noqa: TRY002  vLLM's own choice
+        if kwargs and self.recovers:
+            self.says = -1.0
 
     async def reset_prefix_cache(self) -> bool:
-        return False
+        return self.empties
 
 
-async def test_a_prefix_cache_that_is_not_emptied_ends_the_actor(model_dir: Path):
+class OverFaultyVllm(VllmEngine):
+    """The engine over such a one, at its first weights."""
+
+    def __init__(self, model: Path, llm: FaultyVllm) -> None:
+        super().__init__(build({"model": {"path": str(model)}}))
+        self._llm, self._directory, self._tolerance = llm, model, 0.01
+        self._accepted = [CanarySequence(tokens=[0, 0], start=1, logprobs=[-1.0])]
+
+    async def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
+        return [[self._llm.says]] * len(sequences)
+
+
+NOTICE = WeightsNotice(version=Version(0, 1), location="v", digest="d", size=1, published=0.0, canary=[])
+
+
+@pytest.mark.parametrize("directory", ["good", "damaged"])
+async def test_a_prefix_cache_that_is_not_emptied_ends_the_actor(model_dir: Path, directory: str):
     """prime-rl and NeMo-RL went on with keys of the old weights; the mismatch grew until a restart."""
-    engine = VllmEngine(build({"model": {"path": str(model_dir)}}))
-    engine._llm = KeepsItsCache()
+    engine = OverFaultyVllm(model_dir, FaultyVllm(empties=False))
     with pytest.raises(EngineFailed, match="prefix cache"):
-        await engine._reload(model_dir, "label")
+        await engine.swap(NOTICE, Path(directory))
+
+
+async def test_after_files_that_cannot_be_loaded_the_old_weights_are_proved_or_the_actor_ends(model_dir: Path):
+    """What a worker was given before it failed may stay in it."""
+    engine = OverFaultyVllm(model_dir, FaultyVllm())
+    with pytest.raises(CanaryRefused, match="cannot load damaged: a worker says"):
+        await engine.swap(NOTICE, Path("damaged"))
+    await engine.swap(NOTICE, Path("good"))
+    assert engine.version == NOTICE.version, "a refusal is no obstacle to the next one"
+    engine = OverFaultyVllm(model_dir, FaultyVllm(recovers=False))
+    with pytest.raises(EngineFailed, match="could not be put back: canary 0: .* off by 1 nats"):
+        await engine.swap(NOTICE, Path("damaged"))
 
 
 def test_no_two_lives_of_an_actor_share_a_name():
@@ -69,7 +111,9 @@ async def test_a_blocked_event_loop_shows_in_a_metric():
     watch = asyncio.create_task(watch_loop_lag("trap", registry, every_s=0.01))
     await asyncio.sleep(0.02)
     time.sleep(0.4)  # noqa: ASYNC251  what must not happen is what is looked for
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert (registry.get_sample_value("headrace_trap_event_loop_lag_seconds") or 0) > 0.2
+    worst = 0.0
+    for _ in range(10):
+        await asyncio.sleep(0)
+        worst = max(worst, registry.get_sample_value("headrace_trap_event_loop_lag_seconds") or 0)
+    assert worst > 0.2
     await stop(watch)

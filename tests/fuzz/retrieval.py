@@ -86,7 +86,14 @@ _DOCUMENTS = st.fixed_dictionaries(
     {}, optional={name: nearly_tags() | JSON for name in ("id", "title", "text", "contents")}
 )
 _HITS = st.lists(_DOCUMENTS | st.fixed_dictionaries({"document": _DOCUMENTS, "score": JSON}) | JSON, max_size=3)
-_ANSWERS = st.fixed_dictionaries({"result": st.lists(_HITS, min_size=QUERIES, max_size=QUERIES) | JSON}) | JSON
+_TEXTS = st.fixed_dictionaries({"id": st.text(max_size=3), "title": nearly_tags(), "text": nearly_tags()})
+_RIGHT_HITS = st.lists(_TEXTS | st.fixed_dictionaries({"contents": nearly_tags()}), max_size=3)
+_RIGHT_ANSWERS = st.fixed_dictionaries({"result": st.lists(_RIGHT_HITS, min_size=QUERIES, max_size=QUERIES)})
+_ANSWERS = (
+    _RIGHT_ANSWERS
+    | st.fixed_dictionaries({"result": st.lists(_HITS, min_size=QUERIES, max_size=QUERIES) | JSON})
+    | JSON
+)
 _DEEP = st.sampled_from([b"[" * 100_000, b'{"result":' * 50_000, b"<html>no</html>", b"", b"9" * 5000, b'"\\ud800"'])
 
 

@@ -176,7 +176,11 @@ def right_payloads(draw: st.DrawFn) -> dict[str, Any]:
         "turns": ("<i4", [(i, 0, length) for i, length in enumerate(lengths)]),
     }
     made = {name: np.array(values, kind).tobytes() for name, (kind, values) in arrays.items()}
-    return payload_fields() | made | {"mask": np.packbits(mask).tobytes(), "documents": [[]] * len(lengths)}
+    return (
+        payload_fields()
+        | made
+        | {"mask": np.packbits(np.array(mask, bool)).tobytes(), "documents": [[]] * len(lengths)}
+    )
 
 
 @st.composite
