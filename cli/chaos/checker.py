@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from cli.chaos.aof import transactions
-from cli.chaos.log import Fact, Removed, facts
+from cli.chaos.log import Added, Fact, Removed, facts
 from cli.chaos.rules import Rule
 from cli.chaos.rules.batches import BatchesObeyTheMethod
 from cli.chaos.rules.steps import TrainedOnce
@@ -25,7 +24,7 @@ class Verdict:
 
 def check_run(config: Config) -> Verdict:
     """The verdict on a run whose server is down or idle. Raises UserError where its history is not whole."""
-    return check(config, facts(transactions(log_folder(config.run_dir)), config.run.name))
+    return check(config, facts(transactions(config.run_dir / FOLDER), config.run.name))
 
 
 def check(config: Config, log: Iterable[list[Fact]]) -> Verdict:
@@ -40,21 +39,14 @@ def check(config: Config, log: Iterable[list[Fact]]) -> Verdict:
     for transaction in log:
         # what was acknowledged is what caused the rest: commands are queued while it is applied
         for fact in sorted(transaction, key=lambda fact: not isinstance(fact, Removed)):
-            finished |= getattr(fact, "stream", "") == "events" and _is_end(fact, config.run.steps)
-            dead += getattr(fact, "stream", "") == "dead" and hasattr(fact, "message")
+            match fact:
+                case Added("events", _, {"kind": "finished", "step": int(step)}):
+                    finished |= step >= config.run.steps
+                case Added("dead"):
+                    dead += 1
             for rule in rules:
                 rule.see(fact)
     for rule in rules:
         rule.end(finished)
     counts = {name: count for rule in rules for name, count in rule.counts.items()}
     return Verdict([text for rule in rules for text in rule.broken], counts | {"dead_letters": dead})
-
-
-def log_folder(run_dir: Path) -> Path:
-    """Where the run's own server keeps its append-only file."""
-    return run_dir / FOLDER
-
-
-def _is_end(fact: Fact, steps: int) -> bool:
-    message = getattr(fact, "message", None)
-    return isinstance(message, dict) and message.get("kind") == "finished" and message["step"] >= steps

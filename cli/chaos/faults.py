@@ -138,18 +138,20 @@ class Inflictor:
 
     async def _damage(self) -> str:
         published = weights.published(self._weights_dir)
-        if not published:
+        try:
+            self._flip(next((self._weights_dir / published[-1].directory).glob("*.safetensors")))
+        except (IndexError, StopIteration, FileNotFoundError):
             return "no version was there to be damaged"
-        folder = self._weights_dir / published[-1].directory
-        file = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
+        await self._kill(self._one_of(schedule.ACTOR))
+        return f"version {published[-1]}"
+
+    def _flip(self, file: Path) -> None:
         data = bytearray(file.read_bytes())
         for at in self._rng.sample(range(len(data) // 2, len(data)), FLIPPED_BYTES):
             data[at] ^= 0xFF
         aside = file.with_suffix(".damaged")  # put in place at once: whoever has the old file open keeps it
         aside.write_bytes(data)
         aside.replace(file)
-        await self._kill(self._one_of(schedule.ACTOR))
-        return f"version {published[-1]}"
 
 
 def _largest_file(folder: Path) -> int:

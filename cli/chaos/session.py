@@ -19,7 +19,7 @@ from cli.chaos.schedule import REDIS, SEARCH, Fault
 from cli.plan import ServiceSpec
 from cli.processes import Program, Supervisor
 from cli.progress import Screen
-from cli.session import REDIS_NAME, Session
+from cli.session import REDIS_NAME, Outcome, Session
 from shared.cancellation import stop
 from shared.config import Config
 
@@ -40,6 +40,14 @@ class ChaosSession(Session):
         self._links: dict[str, Link] = {}
         self._ports: dict[str, int] = {}
         self._progress = time.monotonic()
+
+    async def run(self) -> Outcome:
+        """As any session, through links that are there until every process has left."""
+        try:
+            return await super().run()
+        finally:
+            for link in self._links.values():
+                await link.close()
 
     async def _start_redis(self, supervisor: Supervisor) -> str | None:
         server = local_redis.prepare(self.run_dir, self.config.redis.max_memory_bytes, keep_history=True)

@@ -20,7 +20,7 @@ class TrainedOnce:
         self._begun: set[int] = set()
         self._batches: dict[int, Batch] = {}
         self._fresh_in: dict[str, int] = {}
-        self._ledger = -1
+        self._ledger: list[int] = []
         self._twice = 0
 
     def see(self, fact: Fact) -> None:
@@ -38,11 +38,12 @@ class TrainedOnce:
                 self._twice = counters["trained_twice"]
 
     def end(self, finished: bool) -> None:
-        """Every step up to the last is in the weights."""
+        """Every step up to the last is in the weights; of one whose word a dying server lost, replay knows nothing."""
         self.counts["steps"] = len(self._chain)
         self.counts["counted_twice"] = self._twice
-        missing = sorted(set(range(max(self._chain, default=-1))) - set(self._chain))
-        for step in missing:
+        missing = set(range(max(self._chain, default=-1))) - set(self._chain)
+        self.counts["steps_untold"] = len(missing - set(self._ledger))
+        for step in sorted(missing & set(self._ledger)):
             self.broken.append(f"step {step} was trained by no lineage that the newest weights come from.")
         if self._twice:
             self.broken.append(f"replay itself counts {self._twice} groups that were trained twice as fresh ones.")
@@ -84,9 +85,9 @@ class TrainedOnce:
         self._chain[step] = lineage
 
     def _note(self, step: int, fresh: list[str]) -> None:
-        if step <= self._ledger:
-            self.broken.append(f"the ledger counts step {step} behind step {self._ledger}.")
-        self._ledger = step
+        if self._ledger and step <= self._ledger[-1]:
+            self.broken.append(f"the ledger counts step {step} behind step {self._ledger[-1]}.")
+        self._ledger.append(step)
         batch = self._batches.get(step)
         if batch is not None and batch.fresh != fresh:
             self.broken.append(f"the ledger's fresh groups of step {step} are not those of its batch.")
