@@ -74,7 +74,7 @@ async def until_up(url: str, wait_s: float) -> None:
 def wait_until_up(url: str, wait_s: float) -> None:
     """Return once the server answers and can be used; UserError says what is wrong otherwise."""
     # one that takes a connection and is silent, as a stopped process does, must not hold up who is told to leave
-    client = redis.Redis.from_url(_checked(url), retry=Retry(NoBackoff(), 0), socket_timeout=ANSWER_S)
+    client = connect(url, ANSWER_S)
     deadline = time.monotonic() + wait_s
     shown = without_password(url)
     try:
