@@ -1,35 +1,39 @@
 """Requests that schemathesis derives from a service's own OpenAPI description, right ones and wrong ones."""
 
 from collections import Counter
+from typing import Any
 
 import hypothesis
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
+Seen = Counter[tuple[str, int]]
 
-def ask(base: str, requests: int, seed: int = 0) -> Counter[tuple[str, int]]:
+
+def ask(base: str, requests: int, seed: int = 0) -> Seen:
     """How often each (operation, status) came, of about `requests` per operation and mode. No answer may take 10 s."""
-    seen: Counter[tuple[str, int]] = Counter()
-    schema = schemathesis.openapi.from_url(f"{base}/openapi.json")
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    seen: Seen = Counter()
+    for found in schemathesis.openapi.from_url(f"{base}/openapi.json").get_all_operations():
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-
-            @hypothesis.seed(seed)
-            @settings(
-                max_examples=requests,
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            )
-            @given(case=operation.as_strategy(generation_mode=mode))
-            def one(case: schemathesis.Case, name: str = operation.label) -> None:
-                seen[name, case.call(timeout=10).status_code] += 1
-
             try:
-                one()
+                _ask(found.ok(), mode, requests, seed, seen)
             except hypothesis.errors.Unsatisfiable:
                 assert mode is GenerationMode.NEGATIVE, "an operation without parameters cannot be asked wrongly"
     return seen
+
+
+def _ask(operation: Any, mode: GenerationMode, requests: int, seed: int, seen: Seen) -> None:
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=requests,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def one(case: schemathesis.Case) -> None:
+        seen[operation.label, case.call(timeout=10).status_code] += 1
+
+    one()
