@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     status = up.launch(config)
     if status == 0:
         ending.print_samples(config.run_dir)
+        ending.print_next(config.run_dir)
     return status
 
 

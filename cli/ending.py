@@ -10,8 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cli import artefacts, samples
+from cli.called import called, shorten
 from cli.progress import DASH, clock, gib, number, percent
 from cli.recorder import EVENTS, METRICS, read_records
+from cli.summary import last_of_each_step
+from shared import checkpoints
 
 
 def print_summary(run_dir: Path, summary: dict[str, Any]) -> None:
@@ -20,9 +23,37 @@ def print_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 
 def print_stopped(run_dir: Path, stop_seconds: float) -> None:
-    """What to do with a run that was stopped."""
-    shown = shorten(run_dir)
-    print(f"Stopped, every process is gone after {stop_seconds:.1f} s. Go on with: headrace up --resume {shown}")
+    """What is kept of a run that was stopped, and what to do with it."""
+    print(f"Stopped, every process is gone after {stop_seconds:.1f} s. {kept(run_dir)}")
+    print(f"Go on with: {called()} up --resume {shorten(run_dir)}")
+
+
+def kept(run_dir: Path) -> str:
+    """How many of the trained steps a checkpoint holds, in a sentence."""
+    steps = last_of_each_step(read_records(run_dir / EVENTS))
+    trained = steps[-1]["step"] + 1 if steps else 0
+    saved = max(checkpoints.steps(run_dir / "checkpoints"), default=0)
+    if not trained:
+        return "No step was trained yet."
+    if saved >= trained:
+        return f"Its {trained} trained steps are saved."
+    newest = f"the newest checkpoint holds {saved}" if saved else "no checkpoint is there yet"
+    return f"Of its {trained} trained steps {newest}: {trained - saved} will be trained again."
+
+
+def print_next(run_dir: Path) -> None:
+    """What one may look at and try, once a first run has finished."""
+    shown, steps = shorten(run_dir), len(last_of_each_step(read_records(run_dir / EVENTS)))
+    words = [
+        (f"less {shown}/{artefacts.SAMPLES}", "read what it answers, before and after"),
+        (f"{called()} eval {shown} --k 8", "how well it answers, with intervals"),
+        (f"{called()} tau {shown}", "which gate on Drift suits it"),
+        (f"{called()} up --resume {shown} --run.steps {2 * steps}", "train it for longer"),
+    ]
+    width = max(len(command) for command, _ in words)
+    print("Next:")
+    for command, what in words:
+        print(f"  {command:<{width}}  {what}")
 
 
 def print_samples(run_dir: Path) -> None:
@@ -72,7 +103,7 @@ def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
             f"{_whole(s['groups_trained_twice'])} trained twice{of_the_policy(s)}",
         ),
         (
-            "learner idle share",
+            "learner idle, whole run",
             f"{percent(s['learner_idle_share'])} (training {parts['training']:.0f} s, "
             f"waiting {parts['waiting_for_groups']:.0f} s, publishing {parts['publishing']:.0f} s)",
         ),
@@ -107,14 +138,6 @@ def _files(run_dir: Path) -> list[tuple[str, Path]]:
         ("final checkpoint", artefacts.FINAL),
     ]
     return [(name, run_dir / file) for name, file in names if (run_dir / file).exists()]
-
-
-def shorten(path: Path) -> str:
-    """Relative to the working directory where it lies below it."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def _change(first: float | None, last: float | None) -> str:

@@ -77,19 +77,39 @@ def _call(words: list[str]) -> int:
     if command in TAKES_OVERRIDES:
         words, overrides = split_overrides(words)
     parser = argparse.ArgumentParser(prog="headrace", allow_abbrev=False)
-    importlib.import_module(COMMANDS[command]).add_parser(parser.add_subparsers(dest="command"))
-    args = parser.parse_args(words)
+    subparsers = parser.add_subparsers(dest="command")
+    importlib.import_module(COMMANDS[command]).add_parser(subparsers)
+    args, unknown = parser.parse_known_args(words)
     args.overrides = overrides
     try:
+        if unknown:
+            raise UserError(_unknown(command, unknown[0], subparsers.choices[command]))
         return args.run(args)
     except UserError as error:
-        print(f"headrace: {error}", file=sys.stderr)
+        from cli.called import as_called
+
+        print(f"headrace: {as_called(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _unknown(command: str, word: str, parser: argparse.ArgumentParser) -> str:
+    """What is said of a word that the command does not take: the option or the setting that may have been meant."""
+    from shared.config import known_keys
+
+    if not word.startswith("--"):
+        return f"{command} has no use for '{word}'; `headrace {command} --help` says what it takes."
+    word = word.partition("=")[0]
+    options = [option for option in parser._option_string_actions if option.startswith("--")]  # no public name
+    settings = [f"--{key}" for key in known_keys()] if command in TAKES_OVERRIDES else []
+    exact = [setting for setting in settings if setting.rpartition(".")[2] == word[2:]]
+    if len(exact) > 1:
+        return f"{command} has no option {word}; did you mean one of {', '.join(exact)}?"
+    return f"{command} has no option {word}; {hint(word, exact or [*options, *settings], shown=options)}"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from cli import local_redis, plan, ports
 from cli.prompt_lengths import PromptTokens
+from cli.untrained import is_untrained
 from services.env_search.backend import IndexSpec, build_command
 from services.replay.policies import get_policy
 from shared.config import Config
@@ -59,7 +60,7 @@ class Preflight:
 
     def _run_folder(self) -> None:
         folder = self.config.run_dir
-        if not self.resuming and folder.exists() and any(folder.iterdir()):
+        if not self.resuming and folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
             raise UserError(
                 f"the run folder {folder} exists already: continue it with `headrace up --resume {folder}`, "
                 "or choose another name with --run.name NAME."

@@ -23,7 +23,7 @@ from shared.errors import UserError
 
 RESTARTS, WINDOW_S = 5, 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-# `stop` takes at most all of these, the last twice more: 8.5 s of the ten that a user is promised after Ctrl-C
+# `stop` takes at most all of these, the last three times more: 9 s of the ten that a user is promised after Ctrl-C
 TERMINATE_S, TERMINATE_LAST_S, KILL_S = 5.0, 2.0, 0.5
 LOG_LINES_QUOTED = 4
 LOG_CHARACTERS_QUOTED = 1200
@@ -101,6 +101,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         # a process that a task was just starting when it was cancelled
         await self._end(entries, 0)
+        await self._reap(entries)
         self._warden.close()
 
     async def _keep_running(self, entry: Running) -> None:
@@ -155,6 +156,14 @@ class Supervisor:
             )
         self._warden.watch(entry.process.pid, program.last)
         return entry.process
+
+    async def _reap(self, entries: Sequence[Running]) -> None:
+        """Hear of every end while this loop is there to hear of it: asyncio complains of one that comes later."""
+        ends = [asyncio.ensure_future(r.process.wait()) for r in entries if r.process is not None]
+        if ends:
+            await asyncio.wait(ends, timeout=KILL_S)
+        for end in ends:
+            end.cancel()
 
     def _fail(self, error: UserError) -> None:
         if not self._failure.done():

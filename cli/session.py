@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -246,6 +246,18 @@ async def _answers(url: str) -> None:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(RETRY_S / 5)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A run that has ended gets its artefacts, a second or two, whatever signal comes."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def lock(run_dir: Path) -> IO[str]:

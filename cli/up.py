@@ -12,12 +12,17 @@ from cli.overrides import is_set
 EPILOG = """examples:
   headrace up examples/atlas.toml                            a small search agent, on this machine
   headrace up run.toml --learner.lr 2e-6 --actor.count 4     the same file, two settings changed
-  headrace up run.toml --dry-run                             check everything, print the resolved configuration
+  headrace up run.toml --dry-run                             check it, print the resolved configuration
   headrace up --resume runs/atlas-001                        go on where a stopped run stands
   headrace up --resume runs/atlas-001 --run.steps 200        the same, for longer
 
 Settings come from the file, then from HEADRACE_SECTION__KEY variables, then from the command line; `headrace config`
 lists all of them. Ctrl-C ends every process within ten seconds and leaves a run that can be resumed.
+
+--dry-run refuses what can run on no machine: settings that are wrong or contradict each other, and files that are here
+and do not hold what they should: model, data, passages, index. What is not on this machine may be on the one that the
+run is meant for: each such thing is noted, above and below the configuration. Ports, disk, a retriever or a Redis of
+your own are only looked for when the run starts.
 """
 
 
@@ -33,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     )
     up.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the configuration; see examples/")
     up.add_argument("--resume", metavar="RUN_DIR", help="continue the run in this folder, with its own configuration")
-    up.add_argument("--dry-run", action="store_true", help="check, and print what would run; start nothing")
+    up.add_argument("--dry-run", action="store_true", help="check, and print what would run (see below)")
     up.add_argument("--help-config", action="store_true", help="list every setting with its default")
     up.set_defaults(run=run)
 
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _print_plan(config, preflight.notes)
         return 0
-    return launch(config)
+    return launch(config, anew=args.resume is None)
 
 
 def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -> Any:
@@ -115,29 +120,37 @@ def _stored_url_follows(file: Path, overrides: list[str]) -> bool:
     return not given and stored.env.url == plan.search_url(stored.search.port)
 
 
-def launch(config: Any) -> int:
-    """Run a checked configuration; the artefacts are in its folder when this returns."""
-    from cli import artefacts, ending, plan, session
+def launch(config: Any, anew: bool = False) -> int:
+    """Run a checked configuration; the artefacts are in its folder when this returns.
+
+    anew: what a run that never trained a step has left in the folder goes first.
+    """
+    from cli import artefacts, ending, plan, session, untrained
+    from cli.called import called
     from cli.progress import screen_for
 
     run_dir: Path = config.run_dir
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     with session.lock(run_dir):
+        if anew:
+            untrained.clear(run_dir)
+        (run_dir / "logs").mkdir(exist_ok=True)
         (run_dir / "config.toml").write_text(config.to_toml())
         page = plan.service_url(config.replay.host, config.replay.port)
-        print(f"The buffer and every rollout are shown at {page}, and by `headrace top`.", flush=True)
+        print(f"The buffer and every rollout are shown at {page}, and by `{called()} top`.", flush=True)
         screen = screen_for(sys.stdout)
         try:
             outcome = asyncio.run(_session(config, screen))
         finally:
             screen.close()
-        if not outcome.finished:
-            artefacts.write(run_dir, pictures=False)
-            ending.print_stopped(run_dir, outcome.stop_seconds)
-            return 130
-        summary = artefacts.write(run_dir, pictures=True)
-    ending.print_summary(run_dir, summary)
-    return 0
+        with session.undisturbed():
+            finished = outcome.finished or artefacts.is_complete(config)  # a stop may come with the last word
+            summary = artefacts.write(run_dir, pictures=finished)
+            if finished:
+                ending.print_summary(run_dir, summary)
+            else:
+                ending.print_stopped(run_dir, outcome.stop_seconds)
+    return 0 if finished else 130
 
 
 def show_finished(config: Any) -> int:
@@ -167,8 +180,17 @@ def _print_plan(config: Any, notes: list[str]) -> None:
 
     own_redis = [] if config.redis.url else ["redis (its own, on a free port)"]
     names = own_redis + [spec.name for spec in plan.services_of(config, len(os.sched_getaffinity(0)))]
-    print(config.to_toml())
+    noted = "".join(f"# note: {note}\n" for note in notes)
+    print(noted + config.to_toml())
     print(f"# would start: {', '.join(names)}")
     print(f"# in the folder {config.run_dir}")
-    for note in notes:
-        print(f"# note: {note}")
+    print(f"# a step: {_step(config)}")
+    print(noted, end="")
+
+
+def _step(config: Any) -> str:
+    fresh = f"{config.learner.batch} fresh groups of {config.rollout.group_size}"
+    if config.replay.policy == "none":
+        return f"{fresh}, none replayed"
+    source = "replay.select" if config.replay.select else "half of learner.batch"
+    return f"{fresh}, at most {config.replay_groups} replayed ({source})"

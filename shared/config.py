@@ -9,6 +9,7 @@ directory.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,9 +115,12 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), environ: Mappin
     tree = (
         _beside(read_toml(Path(path), "configuration file", "examples/atlas.toml"), Path(path).parent) if path else {}
     )
-    for dotted, value in [*_from_environ(environ), *parse_overrides(overrides)]:
-        _set(tree, dotted, value)
-    return build(tree, where=str(path) if path else "the configuration")
+    given: dict[str, str] = {}
+    for source, pairs in (("", _from_environ(environ)), ("--", parse_overrides(overrides))):
+        for dotted, value in pairs:
+            _set(tree, dotted, value)
+            given[dotted] = source + dotted if source else f"{ENV_PREFIX}{dotted.upper().replace('.', '__')}"
+    return build(tree, where=str(path) if path else "the configuration", given=given)
 
 
 def load_service_config(environ: Mapping[str, str] | None = None) -> Config:
@@ -125,13 +129,21 @@ def load_service_config(environ: Mapping[str, str] | None = None) -> Config:
     return load(environ.get(CONFIG_FILE_VARIABLE) or None, environ=environ)
 
 
-def build(tree: dict[str, Any], where: str = "the configuration") -> Config:
-    """Validate a nested mapping; UserError names the key, what is wrong with it, and the nearest right one."""
+def build(tree: dict[str, Any], where: str = "the configuration", given: Mapping[str, str] | None = None) -> Config:
+    """Validate a nested mapping; UserError names the key, what is wrong with it, and the nearest right one.
+
+    where: the place that is blamed; given: dotted key -> how it was given, where that was at another place.
+    """
+    given = given or {}
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{where}: {_sentence(error)}") from None
-    _refuse_contradictions(config, where)
+        wrong = ".".join(str(part) for part in error.errors()[0]["loc"])
+        places = [place for key, place in given.items() if key == wrong or key.partition(".")[0] == wrong]
+        raise UserError(f"{places[0] if places else where}: {_sentence(error)}") from None
+    for sentence in contradictions(config):
+        places = [place for key, place in given.items() if re.search(rf"\b{re.escape(key)}\b", sentence)]
+        raise UserError(f"{where}{' with ' if places else ''}{', '.join(places)}: {sentence}")
     return config
 
 
@@ -251,8 +263,3 @@ def _sentence(error: ValidationError) -> str:
     given = first.get("input")
     shown = f" (given: {given!r})" if not isinstance(given, dict) else ""
     return f"'{key}': {first['msg'][0].lower()}{first['msg'][1:]}{shown}."
-
-
-def _refuse_contradictions(config: Config, where: str) -> None:
-    for sentence in contradictions(config):
-        raise UserError(f"{where}: {sentence}")

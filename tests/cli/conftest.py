@@ -1,6 +1,8 @@
 """A model folder that is complete, small and made in milliseconds, and a configuration that could run."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 TEMPLATE = (
     "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+
+
+@pytest.fixture(autouse=True)
+def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an activated environment: what is suggested begins with `headrace` alone."""
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ def test_a_dry_run_prints_a_configuration_that_resolves_to_itself(
     again = load(_written(tmp_path, said), environ={})
     assert (again.learner.lr, again.replay.tau) == (2e-6, 0.02)
     assert "# would start: redis (its own, on a free port), replay, learner, actor-0" in said
+    assert "# a step: 16 fresh groups of 8, at most 8 replayed (replay.select)" in said
     assert not again.run_dir.exists()
 
 

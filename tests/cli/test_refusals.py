@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import untrained
 from cli.main import main
 
 WriteConfig = Callable[..., Path]
@@ -15,9 +16,9 @@ WriteConfig = Callable[..., Path]
 def refused(write_config: WriteConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run `headrace up` with overrides; the sentence, without the name in front."""
 
-    def run(*overrides: str) -> str:
+    def run(*overrides: str, more: str = "") -> str:
         before = set(tmp_path.rglob("*"))
-        status = main(["up", str(write_config()), *overrides])
+        status = main(["up", str(write_config(more)), *overrides])
         said = capsys.readouterr()
         assert status == 2
         assert said.err.startswith("headrace: ")
@@ -214,3 +215,50 @@ def test_an_unknown_command_with_the_nearest_one(capsys: pytest.CaptureFixture[s
 def unused_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def test_a_value_is_blamed_on_the_place_it_came_from(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refused("--learner.lr", "fast").startswith("--learner.lr: ")
+    said = refused("--learner.mini_batch", "5")
+    assert "run.toml with --learner.mini_batch: learner.batch = 16 is not a multiple" in said
+    monkeypatch.setenv("HEADRACE_LEARNER__LRR", "1")
+    assert refused().startswith("HEADRACE_LEARNER__LRR: unknown key 'learner.lrr'")
+    monkeypatch.delenv("HEADRACE_LEARNER__LRR")
+    assert "run.toml: 'learner.lr'" in refused("--run.steps", "3", more="lr = -1.0")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dryrun"], "up has no option --dryrun; did you mean '--dry-run'?"),
+        (["--lr", "1e-4"], "up has no option --lr; did you mean '--learner.lr'?"),
+        (["--topk=3"], "up has no option --topk; did you mean one of --env.topk, --search.topk?"),
+        (["more.toml"], "up has no use for 'more.toml'; `headrace up --help` says what it takes."),
+    ],
+)
+def test_an_option_that_is_none(refused: Callable[..., str], words: list[str], said: str) -> None:
+    assert refused(*words) == said
+
+
+def test_a_run_that_was_refused_at_its_start_does_not_block_its_name(
+    write_config: WriteConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "test"
+    for name in ("redis", "logs", "index"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").touch()
+    (folder / "events.jsonl").write_text('{"kind": "session", "time": 0}\n')
+    assert main(["up", str(write_config()), "--dry-run"]) == 0
+    untrained.clear(folder)
+    assert [path.name for path in folder.iterdir()] == ["index"]
+
+    (folder / "redis").mkdir()
+    for file, content in {"mine.txt": "", "events.jsonl": '{"kind": "step", "step": 0, "time": 0}\n'}.items():
+        (folder / file).write_text(content)
+        untrained.clear(folder)
+        assert (folder / "redis").is_dir(), file
+        assert main(["up", str(write_config()), "--dry-run"]) == 2
+        assert "exists already" in capsys.readouterr().err
+        (folder / file).unlink()
