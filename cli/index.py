@@ -1,4 +1,8 @@
-"""`headrace index build CORPUS OUT`: build a retrieval index, with a progress bar; interrupted, it continues."""
+"""`headrace index build CORPUS OUT`: build the index of a corpus of passages, which retrieval then maps from disk.
+
+A large corpus is indexed once, before any run; a run without search.index builds one in its own folder. A build that is
+interrupted goes on where it was.
+"""
 
 import argparse
 from pathlib import Path
@@ -9,20 +13,33 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from services.env_search.backend import IndexSpec
-from services.env_search.index import Built, build_index
+from services.env_search.index import Built, build_index, differences
+from services.env_search.manifest import Manifest, read_manifest
+
+EPILOG = """examples:
+  headrace index build passages.jsonl idx                                    BM25, as search.k1, b and stemmer have it
+  headrace index build passages.jsonl idx --stemmer none --k1 1.2            other parameters: the run must say the same
+  headrace index build wiki.jsonl e5 --backend dense --encoder intfloat/e5-base-v2
+
+A line of the corpus is {"id": "0", "contents": "\\"Title\\"\\nbody"}. The run names the corpus in search.corpus, the
+index in search.index, and the parameters under [search]; an index of another corpus or of other parameters is refused.
+"""
 
 
 def add_parser(subparsers: Any) -> None:
     """Add `index build` to the subparsers of the `headrace` command."""
-    index = subparsers.add_parser("index", help="build the index of a retrieval corpus")
+    text = {"description": __doc__, "epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    index = subparsers.add_parser("index", help="build the index of a retrieval corpus", **text)
     commands = index.add_subparsers(dest="index_command", required=True)
-    build = commands.add_parser("build", help="build an index; an interrupted build continues where it was")
+    build = commands.add_parser("build", help="build an index; an interrupted build continues where it was", **text)
     build.add_argument("corpus", type=Path, metavar="CORPUS", help='JSON lines {"id", "contents"}')
     build.add_argument("out", type=Path, metavar="OUT", help="directory of the index")
-    build.add_argument("--backend", choices=("bm25", "dense"), default=IndexSpec.backend)
-    build.add_argument("--k1", type=float, default=IndexSpec.k1, help="BM25 term saturation (default %(default)s)")
-    build.add_argument("--b", type=float, default=IndexSpec.b, help="BM25 length weight (default %(default)s)")
-    build.add_argument("--stemmer", choices=("english", "none"), default=IndexSpec.stemmer)
+    build.add_argument("--backend", choices=("bm25", "dense"), default=IndexSpec.backend, help="default %(default)s")
+    build.add_argument("--k1", type=float, default=IndexSpec.k1, help="BM25: term saturation (default %(default)s)")
+    build.add_argument("--b", type=float, default=IndexSpec.b, help="BM25: length weight (default %(default)s)")
+    build.add_argument(
+        "--stemmer", choices=("english", "none"), default=IndexSpec.stemmer, help="BM25: of words (default %(default)s)"
+    )
     build.add_argument("--encoder", default="", help="dense: a sentence-transformers directory or hub name")
     build.add_argument("--query-prefix", default=IndexSpec.query_prefix, help="dense (default '%(default)s', for e5)")
     build.add_argument("--passage-prefix", default=IndexSpec.passage_prefix, help="dense (default '%(default)s')")
@@ -41,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         passage_prefix=args.passage_prefix,
     )
     console = Console()
+    if (old := read_manifest(args.out)) and (others := _others(old, spec)):
+        console.print(f"{args.out} was built with {others}; it is replaced when the new index is complete.")
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     stages: dict[str, TaskID] = {}
     with Progress(*columns, console=console) as bars:
@@ -53,6 +72,13 @@ def run(args: argparse.Namespace) -> int:
         built = build_index(args.corpus, args.out, spec, show)
     console.print(summary(args.out, built))
     return 0
+
+
+def _others(old: Manifest, spec: IndexSpec) -> str:
+    """What of an index that is there is not as in `spec`."""
+    if old.backend != spec.backend:
+        return f"backend = {old.backend!r}"
+    return " and ".join(f"{name} = {was!r}" for name, was, _ in differences(spec, old))
 
 
 def summary(out: Path, built: Built) -> Table:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,6 +11,9 @@ from cli import local_redis, plan, ports
 from cli.prompt_lengths import PromptTokens
 from cli.untrained import is_untrained
 from services.env_search.backend import IndexSpec, build_command
+from services.env_search.corpus import parse_document
+from services.env_search.index import refuse_mismatch
+from services.env_search.manifest import read_manifest
 from services.replay.policies import get_policy
 from shared.config import Config
 from shared.errors import UserError
@@ -23,6 +27,7 @@ RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
 VERSIONS_KEPT = 4  # published versions on disk at once, at most, about
 CHECKPOINT_MODELS = 3  # weights and two moments of the optimiser
 QUESTION_SHOWN = 80
+PASSAGES_READ = 100
 HIGHEST_PORT = 65535
 
 
@@ -41,6 +46,8 @@ class Preflight:
         model_dir = self._model()
         self._retrieval()
         self._ports()
+        self._passages()
+        self._actors()
         if not self.dry_run:
             self._disk(model_dir)
         train, held_out = self._data("data.train", self.config.data.train), self._held_out()
@@ -127,6 +134,31 @@ class Preflight:
         else:
             hint = "set search.corpus to have a retriever started here, or start yours first"
         raise UserError(f"no retriever answers at env.url = '{c.env.url}': {hint}.")
+
+    def _passages(self) -> None:
+        """The passages and the index, where they are here, are what the retriever wants to find at its start."""
+        corpus, spec = Path(self.config.search.corpus), IndexSpec.of(self.config.search)
+        if not plan.serves_search(self.config) or not corpus.is_file():
+            return
+        with corpus.open("rb") as lines:
+            for number, line in enumerate(islice(lines, PASSAGES_READ)):
+                try:
+                    parse_document(line, number)
+                except ValueError as error:
+                    raise UserError(f"search.corpus: {corpus} line {number + 1}: {error}") from None
+        index = Path(self.config.search.index) if self.config.search.index else None
+        if index and (manifest := read_manifest(index)):
+            refuse_mismatch(corpus, index, spec, manifest)
+
+    def _actors(self) -> None:
+        if self.config.actor.count:
+            return
+        if not self.config.redis.url:
+            raise UserError(
+                "actor.count = 0 and redis.url is empty: no actor could reach the run's own Redis, and no group would "
+                "ever be made. Set actor.count to 1 or more, or redis.url to a server that your actors know."
+            )
+        self.notes.append("actor.count = 0: the run waits until actors that are started elsewhere make groups.")
 
     def _ports(self) -> None:
         """No two settings name one port, which holds on any machine; and, unless in a dry run, all are free on this."""

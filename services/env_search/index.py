@@ -11,6 +11,7 @@ OUT/
 
 import fcntl
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -69,7 +70,12 @@ def build_index(corpus_path: Path, out: Path, spec: IndexSpec, progress: Progres
         work = _work_directory(out, wanted)
         manifest = read_manifest(work)
         if manifest is None:
-            manifest = _build(corpus_path, digest, work, spec, progress, options)
+            try:
+                manifest = _build(corpus_path, digest, work, spec, progress, options)
+            except UserError:
+                if not any(work.glob("scratch/*")):  # nothing that another try could go on from
+                    shutil.rmtree(work)
+                raise
         _put_in_place(work, out)
     return Built(manifest.documents, time.monotonic() - started, _bytes(out), wanted, reused=False)
 
@@ -85,7 +91,7 @@ def open_index(corpus_path: Path, directory: Path, spec: IndexSpec) -> OpenIndex
     manifest = read_manifest(directory)
     if manifest is None:
         raise UserError(f"{directory} holds no index: run `{build_command(corpus_path, directory, spec)}`.")
-    _refuse_mismatch(corpus_path, directory, spec, manifest)
+    refuse_mismatch(corpus_path, directory, spec, manifest)
     try:
         corpus = Corpus(corpus_path, np.load(directory / OFFSETS, mmap_mode="r"))
         return OpenIndex(corpus, _open_backend(directory, manifest), manifest)
@@ -127,16 +133,21 @@ def _open_backend(directory: Path, manifest: Manifest) -> SearchBackend:
     return DenseBackend(directory, manifest.settings, manifest.extra["probe"])
 
 
-def _refuse_mismatch(corpus_path: Path, directory: Path, spec: IndexSpec, manifest: Manifest) -> None:
+def differences(spec: IndexSpec, manifest: Manifest) -> list[tuple[str, Any, Any]]:
+    """(setting, its value in the index, its value in `spec`) of all that differ; those of one backend."""
+    wanted = spec.settings()
+    return [(name, manifest.settings.get(name), v) for name, v in wanted.items() if manifest.settings.get(name) != v]
+
+
+def refuse_mismatch(corpus_path: Path, directory: Path, spec: IndexSpec, manifest: Manifest) -> None:
+    """UserError where the index is not that of this corpus and these settings."""
     rebuild = f"build it again with `{build_command(corpus_path, directory, spec)}`"
     if manifest.backend != spec.backend:
         raise UserError(f"{directory} is a {manifest.backend} index but search.backend is {spec.backend}: {rebuild}.")
-    for name, value in spec.settings().items():
-        if manifest.settings.get(name) != value:
-            raise UserError(
-                f"{directory} was built with {name} = {manifest.settings.get(name)!r} but search.{name} is {value!r}: "
-                f"change the setting, or {rebuild}."
-            )
+    if others := differences(spec, manifest):
+        each = " and ".join(f"{name} = {was!r} but search.{name} is {value!r}" for name, was, value in others)
+        settings = "the setting" if len(others) == 1 else "the settings"
+        raise UserError(f"{directory} was built with {each}: change {settings}, or {rebuild}.")
     if corpus_digest(corpus_path) != manifest.corpus_digest:
         _refuse_malformed(corpus_path)
         raise UserError(f"{directory} is not the index of {corpus_path}, which has other content: {rebuild}.")
@@ -184,13 +195,19 @@ def _refuse_other_content(out: Path) -> None:
 
 @contextmanager
 def _only_build(out: Path) -> Iterator[None]:
-    """Hold the lock of `out`; the lock ends with the process, however that ends."""
-    with out.with_name(out.name + ".lock").open("w") as lock:
+    """Hold the lock of `out`; the lock ends with the process, however that ends, and its file with the build."""
+    file = out.with_name(out.name + ".lock")
+    with file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (file.exists() and os.path.samestat(os.fstat(lock.fileno()), file.stat())):
+                raise BlockingIOError  # the build that just ended has removed this very file
         except OSError:
             raise UserError(f"{out} is being built by another process: wait for it.") from None
-        yield
+        try:
+            yield
+        finally:
+            file.unlink()
 
 
 def _bytes(directory: Path) -> int:

@@ -63,7 +63,9 @@ def test_the_configurations_of_the_paper_are_sound(name: str, capsys: pytest.Cap
     said = capsys.readouterr().out
     settings = tomllib.loads(said)
     assert (settings["learner"]["batch"], settings["replay"]["select"], settings["replay"]["tau"]) == (128, 64, 0.01)
-    assert "# note: model.path = 'Qwen/Qwen2.5-" in said
+    first, last = said.splitlines()[0], said.splitlines()[-1]
+    assert first.startswith("# note: model.path = 'Qwen/Qwen2.5-"), "what is not here is noted above and below"
+    assert last.startswith("# note: ") and last in said.splitlines()[:10]
     assert "env_search" in said
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from cli import untrained
 from cli.main import main
+from services.env_search.backend import IndexSpec
+from services.env_search.index import build_index
 
 WriteConfig = Callable[..., Path]
 
@@ -88,6 +90,25 @@ def test_a_missing_index_says_how_to_build_it(refused: Callable[..., str], data_
     files = [f"--search.corpus={data_file}", f"--search.index={index}"]
     said = refused("--env.kind", "search", "--search.port", "0", *files, "--search.stemmer=none", "--search.k1=1.2")
     assert f"`headrace index build {data_file} {index} --backend bm25 --k1 1.2 --stemmer none`" in said
+
+
+@pytest.mark.parametrize("where", [[], ["--dry-run"]])
+def test_passages_and_an_index_that_are_not_what_the_retriever_wants(
+    refused: Callable[..., str], data_file: Path, tmp_path: Path, where: list[str]
+) -> None:
+    search = ["--env.kind", "search", "--search.port", "0", *where]
+    said = refused(*search, f"--search.corpus={data_file}")
+    assert "search.corpus: " in said and 'train.jsonl line 1: has no "contents"' in said
+    passages, index = tmp_path / "passages.jsonl", tmp_path / "index"
+    passages.write_text('{"contents": "a weir"}\n')
+    build_index(passages, index, IndexSpec())
+    files = [f"--search.corpus={passages}", f"--search.index={index}"]
+    said = refused(*search, *files, "--search.k1", "2.0", "--search.stemmer", "none")
+    assert "k1 = 0.9 but search.k1 is 2.0 and stemmer = 'english' but search.stemmer is 'none'" in said
+
+
+def test_no_actor_for_a_redis_that_nobody_else_can_reach(refused: Callable[..., str]) -> None:
+    assert refused("--actor.count", "0", "--dry-run").startswith("actor.count = 0 and redis.url is empty")
 
 
 def test_a_search_run_without_a_corpus_or_a_retriever(refused: Callable[..., str], unused_port: int) -> None:

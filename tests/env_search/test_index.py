@@ -97,7 +97,7 @@ def test_an_index_that_is_there_is_reused_and_an_old_one_replaced(corpus_file: P
     assert second.fingerprint != first.fingerprint
     opened = open_index(corpus_file, out, IndexSpec())
     assert opened.corpus[int(opened.backend.search(["lock"], 1)[0][0, 0])]["id"] == "5"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["index"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "index"]
 
 
 def test_a_corpus_that_changed_is_refused(corpus_file: Path, tmp_path: Path):
@@ -115,6 +115,10 @@ def test_a_corpus_that_changed_is_refused(corpus_file: Path, tmp_path: Path):
     ("spec", "sentence"),
     [
         (IndexSpec(k1=1.2), r"was built with k1 = 0.9 but search.k1 is 1.2: change the setting, or build"),
+        (
+            IndexSpec(k1=1.2, stemmer="none"),
+            r"k1 = 0.9 but search.k1 is 1.2 and stemmer = 'english' but search.stemmer is 'none': change the settings,",
+        ),
         (IndexSpec(stemmer="none"), r"was built with stemmer = 'english' but search.stemmer is 'none'"),
         (IndexSpec(backend="dense", encoder="x"), r"is a bm25 index but search.backend is dense: build it again"),
     ],
@@ -138,7 +142,7 @@ def test_a_malformed_line_is_named(corpus_file: Path, tmp_path: Path, line: str,
     corpus_file.write_text(corpus_file.read_text() + "\n\r\n" + line + "\n")
     with pytest.raises(UserError, match=sentence):
         build_index(corpus_file, tmp_path / "index", IndexSpec())
-    assert not (tmp_path / "index").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
 def test_a_line_that_is_not_utf8_is_named(tmp_path: Path):
