@@ -29,14 +29,14 @@ Make = Callable[..., Config]
 
 
 @asynccontextmanager
-async def served(config: Config, url: str = "") -> AsyncIterator[tuple[Replay, httpx.AsyncClient]]:
+async def served(config: Config, url: str = "", within_s: float = 60) -> AsyncIterator[tuple[Replay, httpx.AsyncClient]]:
     """A running service and a client of its HTTP side."""
     service = Replay(config, client_of(url or config.redis.url), Questions(500), None, CollectorRegistry())
     sock = listen("127.0.0.1", 0, "replay.port")
     base = f"http://127.0.0.1:{sock.getsockname()[1]}"
     tasks = [asyncio.create_task(serve_http(make_app(service), sock)), asyncio.create_task(service.run())]
     try:
-        async with httpx.AsyncClient(base_url=base, timeout=20) as http, asyncio.timeout(60):
+        async with httpx.AsyncClient(base_url=base, timeout=20) as http, asyncio.timeout(within_s):
             while service.state is None:
                 await asyncio.sleep(0.01)
                 assert not tasks[1].done(), tasks[1].exception()
