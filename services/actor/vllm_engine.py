@@ -77,8 +77,9 @@ class VllmEngine:
         # in a thread: it takes most of a minute, and this process must report itself and heed signals meanwhile
         self._llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments))
         await self._llm.update_weight_version(self._label)
-        # the first forward compiles kernels for this machine, which on a busy one takes longer than a swap may
-        await self._score([0, 0], 1)
+        # the first forward compiles kernels for this machine, which on a busy one takes longer than a swap may; what it
+        # says is what these weights are known by, until a swap brings a canary
+        self._accepted = [CanarySequence(tokens=[0, 0], start=1, logprobs=await self._score([0, 0], 1))]
 
     def _arguments(self) -> dict[str, Any]:
         import vllm  # noqa: F401  its import takes seconds and belongs into this thread
@@ -119,22 +120,23 @@ class VllmEngine:
             began = time.monotonic()
             label = f"{notice.version}#{next(self._names)}"
             self._labels[label] = notice.version
-            await self._llm.pause_generation(mode="keep", clear_cache=True)
-            try:
-                await self._reload(directory, label)
-            except Exception as error:  # noqa: BLE001  whatever a worker raises about files it cannot use
-                await self._reload(self._directory, self._label)
-                await self._llm.resume_generation()
-                raise CanaryRefused(f"vLLM cannot load {directory}: {error}") from None
             self._trial = asyncio.get_running_loop().create_future()
-            await self._llm.resume_generation()
-            stall = time.monotonic() - began
             try:
-                await self._check(notice.canary)
-            except CanaryRefused:
-                await self._go_back(label)
-                raise
-            else:
+                await self._llm.pause_generation(mode="keep", clear_cache=True)
+                try:
+                    await self._reload(directory, label)
+                except EngineFailed:
+                    raise
+                except Exception as error:  # noqa: BLE001  whatever a worker raises about files it cannot use
+                    await self._put_back()
+                    raise CanaryRefused(f"vLLM cannot load {directory}: {error}") from None
+                await self._llm.resume_generation()
+                stall = time.monotonic() - began
+                try:
+                    await self._check(notice.canary)
+                except CanaryRefused:
+                    await self._go_back(label)
+                    raise
                 self._directory, self._label, self._accepted = directory, label, notice.canary
                 self.version = notice.version
             finally:
@@ -168,11 +170,15 @@ class VllmEngine:
         """Refused: end every request, put the old weights in and prove that they are; the requests then go on."""
         self._refused.add(label)
         await self._llm.pause_generation(mode="abort", clear_cache=True)
-        await self._reload(self._directory, self._label)
-        await self._llm.resume_generation()
+        await self._put_back()
+
+    async def _put_back(self) -> None:
+        """The accepted weights again, and the proof that they are there; the engine is paused, and goes on."""
         try:
+            await self._reload(self._directory, self._label)
+            await self._llm.resume_generation()
             await self._check(self._accepted)
-        except CanaryRefused as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, nobody knows now which weights answer
             raise EngineFailed(f"the old weights could not be put back: {error}") from None
 
     async def _request(self, ids: list[int], sampling: Sampling, already: int) -> _Piece:

@@ -57,7 +57,7 @@ class FaultyVllm:
     async def collective_rpc(self, what: str, kwargs: dict[str, str] | None = None) -> None:
         if kwargs and kwargs["weights_path"].endswith("damaged"):
             self.says = -2.0  # a part of it was loaded
-            raise Exception("a worker says: shape mismatch")  # noqa: TRY002  vLLM's own choice
+            raise Exception("a worker says: shape mismatch")  # of no class of its own, as there
         if kwargs and self.recovers:
             self.says = -1.0
 
@@ -96,7 +96,7 @@ async def test_after_files_that_cannot_be_loaded_the_old_weights_are_proved_or_t
     await engine.swap(NOTICE, Path("good"))
     assert engine.version == NOTICE.version, "a refusal is no obstacle to the next one"
     engine = OverFaultyVllm(model_dir, FaultyVllm(recovers=False))
-    with pytest.raises(EngineFailed, match="could not be put back: canary 0: .* off by 1 nats"):
+    with pytest.raises(EngineFailed, match=r"could not be put back: canary 0: .* off by 1 nats"):
         await engine.swap(NOTICE, Path("damaged"))
 
 
