@@ -32,6 +32,8 @@ _OPTIONS: dict = {
     "socket_timeout": SOCKET_TIMEOUT_S,
     "socket_connect_timeout": 5.0,
     "health_check_interval": 15,
+    # the library would tell its name on connecting; where that is slow it takes the answer for that of a health check
+    "driver_info": None,
 }
 
 
