@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 FIRST_S, LONGEST_S = 15.0, 600.0
+START_S = 180.0  # a run whose services still load their models is nothing to warn of
 
 
 class LongWait:

@@ -14,10 +14,8 @@ def waiting_text(client: Any, keys: Keys, step: int, waited_s: float) -> tuple[s
     alive = sum(beat is not None for beat in heartbeats.known(client, keys).values())
     since = _since_last_group(client, keys)
     last = "none has come yet" if since is None else f"the last one came {since:.0f} s ago"
-    text = (
-        f"the learner has waited {waited_s:.0f} s for work at step {step}: {alive} actors are alive, and of their "
-        f"groups {last}."
-    )
+    actors = "1 actor is alive" if alive == 1 else f"{alive or 'no'} actors are alive"
+    text = f"the learner has waited {waited_s:.0f} s for work at step {step}: {actors}, and of groups {last}."
     return text, since is not None and since < FIRST_S
 
 

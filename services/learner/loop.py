@@ -22,7 +22,7 @@ from services.learner.policy import context_of, vocabulary_of
 from services.learner.post import Post
 from services.learner.publisher import Publisher
 from services.learner.room import until_written
-from services.learner.stop import Stop
+from services.learner.stop import Stop, Stopped
 from services.learner.store import Fetched, Store
 from services.learner.told import Told
 from shared import streams
@@ -44,12 +44,14 @@ from shared.messages import (
 from shared.redis_client import connect, is_short_of_memory
 from shared.streams import FIELD, LEARNER, Entry, Keys, SyncInbox
 from shared.versions import Version
-from shared.waiting import LongWait
+from shared.waiting import START_S, LongWait
 
 log = logging.getLogger("headrace")
 
 CONSUMER = "learner"  # fixed: a new process finds what the old one had not acknowledged
 PENDING_PAGE = 64
+# A checkpoint of so many parameters, 18 bytes each, is written well within the time that a stop leaves.
+SAVED_AT_A_STOP = 2**25
 
 
 class Loop:
@@ -86,6 +88,7 @@ class Loop:
         self._saved_step = made.step if made.lineage >= 0 else -1
         self._publisher = Publisher(config, model, made.companions)
         self._dead_letters_seen = 0
+        self._first_step, self._between_updates = self.step, False
 
     @property
     def version(self) -> Version:
@@ -93,7 +96,22 @@ class Loop:
         return Version(self.lineage, self.step)
 
     def run(self) -> None:
-        """Announce, then work until Finish."""
+        """Announce, then work until Finish; a signal finds the steps saved that are trained, where it can."""
+        try:
+            self._work()
+        except Stopped:
+            if self._may_be_saved():
+                self._checkpoint()
+                log.info("saved at step %d", self.step)
+            raise
+
+    def _may_be_saved(self) -> bool:
+        """Whether the weights are those of a whole step that replay was told of, newer than the newest checkpoint."""
+        told = bool(self._open) and self._open[-1][1] == self.step - 1
+        small = sum(p.numel() for p in self.trainer.model.parameters()) <= SAVED_AT_A_STOP
+        return told and small and not self._between_updates and self._saved_step != self.step
+
+    def _work(self) -> None:
         self._announce()
         if self._take_up():
             return
@@ -115,8 +133,9 @@ class Loop:
             return waiting_text(self.client, self.keys, self.step, seconds)
 
         text, groups_are_coming = self.post.patiently("look for groups", ask)
+        starting = self.step == self._first_step and seconds < START_S
         log.info("%s", text)
-        if not groups_are_coming:
+        if not groups_are_coming and not starting:
             self.post.warn(text)
         if not self._publisher.is_whole():
             self._write_weights_again()
@@ -249,7 +268,9 @@ class Loop:
         with self.trainer.clock("fetch"):
             replay = use_parts(self._fetch(batch.replay, reference=self._needs_reference), batch.parts)
             fresh = use_parts(self._fetch(batch.fresh, reference=False), batch.parts)
+        self._between_updates = bool(self.config.learner.mini_batch)
         records, totals = steps.train_step(self.trainer, batch.step, replay.groups, fresh.groups)
+        self._between_updates = False
         self.step += 1
         with self.trainer.clock("publish"):
             self._publisher.trained_on([*replay.groups, *fresh.groups])

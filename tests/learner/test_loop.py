@@ -15,7 +15,7 @@ import torch
 from services.learner import checkpoint
 from services.learner.idle import waiting_text
 from services.learner.loop import Loop
-from services.learner.stop import Stop
+from services.learner.stop import Stop, Stopped
 from shared import events, streams, weights
 from shared.config import Config, build
 from shared.messages import (
@@ -315,6 +315,7 @@ def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
     config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    monkeypatch.setattr("services.learner.loop.START_S", 0.0)
     loop = Loop(of_steps(config, 1), Stop())
     later = threading.Timer(3.0, lambda: [feed(batch(0)), feed(Finish())])
     later.start()
@@ -322,13 +323,80 @@ def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
     later.join()
     told = [record["text"] for _, record in events.parse(client.xrange(KEYS.events))]
     assert len(told) == 1, "and the next time fifteen seconds later"
-    assert "for work at step 0: 0 actors are alive, and of their groups none has come yet" in told[0]
+    assert "for work at step 0: no actors are alive, and of groups none has come yet" in told[0]
     client.sadd(KEYS.actors, "a")
     client.set(KEYS.actor("a"), "{}")
     streams.add(client, KEYS.groups, b"a header")
     text, groups_are_coming = waiting_text(client, KEYS, 3, 60.0)
     assert groups_are_coming
-    assert text.startswith("the learner has waited 60 s for work at step 3: 1 actors are alive")
+    assert text.startswith("the learner has waited 60 s for work at step 3: 1 actor is alive")
+
+
+@pytest.mark.slow
+def test_a_learner_that_waits_while_the_actors_still_start_warns_of_nothing(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    loop = Loop(of_steps(config, 1), Stop())
+    later = threading.Timer(1.0, lambda: [feed(batch(0)), feed(Finish())])
+    later.start()
+    loop.run()
+    later.join()
+    assert client.xlen(KEYS.events) == 0
+
+
+def stop_in_update(loop: Loop, number: int) -> None:
+    """A signal that comes just after this update of the weights, the first is 0; `ask` would end this process."""
+    update, left = loop.trainer.optimiser.step, [number]
+
+    def then_stop(step: int) -> Any:
+        done = update(step)
+        if left[0] == 0:
+            loop.stop._asked.set()
+        left[0] -= 1
+        return done
+
+    loop.trainer.optimiser.step = then_stop
+
+
+def test_a_signal_between_steps_finds_them_saved(config: Config, client: Any, feed: Feed) -> None:
+    loop = Loop(config, Stop())
+    feed(batch(0))
+    stop_in_update(loop, 0)
+    with pytest.raises(Stopped):
+        loop.run()
+    assert results(client)[-1] == Checkpointed(version=Version(0, 1), step=1)
+    assert pending(client) == 0
+    again = start(config)
+    assert (again.step, again._cursor) == (1, CURSOR)
+    assert all(map(torch.equal, state_of(again), state_of(loop)))
+
+
+def test_a_signal_within_a_step_saves_the_step_before_it(config: Config, client: Any, feed: Feed) -> None:
+    loop = start(config)
+    feed(batch(0))
+    work_off(loop)
+    before = state_of(loop)
+    loop.stop._asked.set()
+    feed(batch(1))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert results(client)[-1] == Checkpointed(version=Version(0, 1), step=1)
+    assert pending(client) == 1, "batch 1, which was not trained"
+    assert all(map(torch.equal, state_of(Loop(config, Stop())), before))
+
+
+def test_a_signal_between_the_updates_of_a_step_saves_nothing(config: Config, client: Any, feed: Feed) -> None:
+    learner = config.learner.model_copy(update={"mini_batch": 1})
+    loop = Loop(config.model_copy(update={"learner": learner}), Stop())
+    feed(batch(0))
+    feed(batch(1))
+    stop_in_update(loop, 2)
+    with pytest.raises(Stopped):
+        loop.run()
+    assert loop.step == 1
+    assert results(client, Checkpointed) == []
+    assert pending(client) == 2
 
 
 @pytest.mark.slow
