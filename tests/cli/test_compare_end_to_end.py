@@ -1,6 +1,7 @@
 """A study with every real process, killed in the middle and started again: the same report as one that was not."""
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -42,6 +43,25 @@ settings = {{ "replay.policy" = "none" }}
 name = "b + HD b/2"
 settings = {{ "replay.select" = 1 }}
 """
+BUDGET = """
+[study]
+name = "{name}"
+base = "{base}"
+seeds = [0]
+fresh_groups = 24
+samples = 1
+questions = 3
+
+[common]
+"learner.batch" = 2
+"rollout.group_size" = 4
+"replay.max_lag" = 0
+"actor.count" = 1
+
+[[arm]]
+name = "dapo"
+settings = {{ "replay.policy" = "dapo" }}
+"""
 # wall time, and what follows from it
 TIMED = ("_s", "_s_median", "waiting_share", "tokens_per_s", "peak_memory_bytes", "restarts", "engine_gap")
 
@@ -57,9 +77,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start the command on the study of this name; whatever is left at the end of the test is killed."""
     processes: list[subprocess.Popen] = []
 
-    def run(name: str, *words: str) -> subprocess.Popen:
+    def run(name: str, *words: str, study: str = STUDY) -> subprocess.Popen:
         file = tmp_path / f"{name}.toml"
-        file.write_text(STUDY.format(name=name, base=PACKAGE_ROOT / "examples" / "atlas.toml"))
+        file.write_text(study.format(name=name, base=PACKAGE_ROOT / "examples" / "atlas.toml"))
         command = [sys.executable, "-P", "-m", "cli.main", "compare", str(file), *words]
         with (tmp_path / "output").open("ab") as output:
             processes.append(
@@ -123,6 +143,21 @@ def test_a_study_that_was_killed_comes_to_the_report_of_one_that_was_not(start: 
     other = start("killed", "--learner.lr", "1e-5")
     assert other.wait(LONG_S) == 2
     assert "was made with learner.lr = 0.0005, and the study now says 1e-05" in (tmp_path / "output").read_text()
+
+
+def test_an_arm_that_throws_groups_away_ends_when_it_has_generated_as_many_as_the_others(
+    start: Start, tmp_path: Path
+) -> None:
+    study = start("budget", study=BUDGET)
+    assert study.wait(LONG_S) == 0, (tmp_path / "output").read_text()
+    run_dir = tmp_path / "runs" / "budget" / "runs" / "dapo-s0"
+    note = json.loads((run_dir / "trained.json").read_text())
+    steps = read_records(run_dir / "metrics.jsonl")
+    assert note["stopped_at_budget"] and note["steps"] <= len(steps) < 12
+    assert steps[note["steps"] - 1]["groups_generated"] >= 24, "the budget, which 12 steps of 2 would be without drops"
+    assert (run_dir / note["weights"] / "model.safetensors").is_file()
+    (row,) = rows(tmp_path, "budget")
+    assert row["mean_at_k"] and int(row["filtered_groups"]) > 0
 
 
 def _is_number(text: str) -> bool:
