@@ -20,7 +20,7 @@ test: setup  ## all tests but those of the containers, at most 25 minutes on two
 	@$(PYTEST)
 
 test-fast: setup  ## the tests without vLLM and the slow ones, at most 2 minutes
-	@$(PYTEST) -m "not vllm and not slow"
+	@$(PYTEST) -n 2 -m "not vllm and not slow"
 
 test-compose: setup  ## the containers; skips with a reason where there is no Docker engine
 	@$(PYTEST) -m compose tests/compose
