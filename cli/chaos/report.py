@@ -69,7 +69,7 @@ def show(record: dict[str, Any], name: str, file: IO[str] | None = None) -> None
     for kind, found in record["kinds"].items():
         table.add_row(kind, str(found["times"]), _seconds(found["next_step_s"]), _seconds(found["longest_s"]))
     console.print(table)
-    console.print(f"a step without a fault {_seconds(record['seconds_per_step'])}, restarts {record['restarts']}")
+    console.print(f"a step takes {_seconds(record['seconds_per_step'])} (median); {record['restarts']} restarts")
     log = record["log"]
     console.print(
         f"{log['tasks']} tasks in {log['attempts']} attempts: {log['groups']} groups, {log['given_up']} given up and "
