@@ -37,6 +37,8 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "process.wait()",
     ): "a service lives as long as the run; `stop` kills it",
     ("cli/processes.py:Supervisor.finished", "self.running[name].done.wait()"): "one of the ends of Session._first_of",
+    ("cli/processes.py:Supervisor._reap", "r.process.wait()"): "a task; the wait behind it has KILL_S",
+    ("services/learner/launch.py:run_ranks", "process.wait()"): "it was killed",
     ("cli/warden.py:main", "sys.stdin"): "the warden lives until its command closes the pipe or dies",
     ("shared/rewards/equality_worker.py:main", "sys.stdin"): "a worker lives until the pool closes the pipe or dies",
     (
