@@ -15,9 +15,9 @@ async def test_every_request_of_its_description_is_answered_or_refused(make_conf
 
     async with served(await _filled(make_config), within_s=240) as (service, http):
         assert service.state is not None
-        buffer = list(service.state.buffer)
+        buffer = repr(list(service.state.buffer))  # a drift that was never measured is NaN, which equals nothing
         seen = await asyncio.to_thread(ask, str(http.base_url).rstrip("/"), 10)
         assert {status for (_, status) in seen} <= {200, 304, 404, 405, 422}
         assert {"GET /groups", "GET /groups/{id}/payload", "GET /window/steps"} <= {name for name, _ in seen}
         assert seen["GET /groups", 200] and seen["GET /groups", 422] and seen["GET /groups/{id}", 404]
-        assert list(service.state.buffer) == buffer, "and nothing has changed"
+        assert repr(list(service.state.buffer)) == buffer, "and nothing has changed"
