@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -138,19 +140,24 @@ class Counting:
         return self.inner.search(queries, k)
 
 
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def test_concurrent_requests_are_merged_and_repeats_are_searched_once(small_index: OpenIndex, serve):
     backend = Counting(small_index)
     client = serve(replace(small_index, backend=backend))
     with ThreadPoolExecutor(17) as pool:
         first = pool.submit(client.post, "/retrieve", json={"query": "mill"})
-        while not backend.calls:
-            pass
+        _wait_until(lambda: len(backend.calls) > 0)
         asked = [
             pool.submit(client.post, "/retrieve", json={"queries": [f"river {i % 8}", "turbine"], "topk": 1 + i % 2})
             for i in range(16)
         ]
-        while _metric(client, "headrace_env_search_queries_total") < 33:
-            pass
+        _wait_until(lambda: _metric(client, "headrace_env_search_queries_total") == 33)
         backend.gate.set()
         replies = [reply.result() for reply in asked]
     assert first.result().status_code == 200

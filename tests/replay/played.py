@@ -3,7 +3,7 @@
 The transactions are real, but their commands are never sent: what is looked at is the state in memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import redis
@@ -14,7 +14,7 @@ from services.replay.policies import Moment, Policy
 from services.replay.selection import Selection, groups_wanted
 from services.replay.state import Composed, Counters, FreshGroup, State, Transaction
 from shared.config import Config
-from shared.messages import GroupHeader, Trained
+from shared.messages import GroupHeader, Record, Trained
 from shared.seeds import derive
 from shared.streams import Keys
 from shared.versions import Version
@@ -37,8 +37,17 @@ class Played:
     after: list[str] = field(default_factory=list)
 
 
-def play(config: Config, policy: Policy, recording: Recording, steps: int) -> Iterator[Played]:
-    """The first `steps` steps of a run of this policy on the recorded groups."""
+def play(
+    config: Config,
+    policy: Policy,
+    recording: Recording,
+    steps: int,
+    replayed: Callable[[str, int], Record] | None = None,
+) -> Iterator[Played]:
+    """The first `steps` steps of a run of this policy on the recorded groups.
+
+    replayed: the learner's record of a replayed group as the step trained it; None: it tells of fresh ones alone.
+    """
     state = State(Counters(started=0.0, version=Version(0, 0), fingerprints=recording.fresh(0)[0].fingerprints))
     pipe = redis.Redis().pipeline()  # connects to nothing until it is executed
     tx = Transaction(state, Keys("played"), pipe)
@@ -60,6 +69,8 @@ def play(config: Config, policy: Policy, recording: Recording, steps: int) -> It
         transitions.batch_composed(config, state, tx, selection, [h.id for h in fresh], 0.0)
         seen = Played(step, seed, fresh, before, selection, state.batches[step], scanned)
         records = [recording.trained(id) for id in seen.batch.fresh]
+        if replayed is not None:
+            records = [*(replayed(id, step) for id in seen.batch.replay), *records]
         done = Trained(step=step, version=Version(0, step + 1), records=records, rejected=[], metrics={})
         transitions.step_trained(config, state, tx, policy, QUESTIONS, done, 1.0)
         tx.drop("batches", str(step))
