@@ -16,8 +16,10 @@ from services.replay.state import State
 from shared import messages
 from shared.messages import Malformed, Task
 from shared.streams import FIELD, Keys
+from shared.waiting import START_S
 
 LONG_WAIT_S = 60.0
+ALIKE_STEPS = 5
 CLOGGED_ACCEPTANCE, CLOGGED_AGE, CLOGGED_STEPS = 0.1, 8.0, 5
 
 
@@ -30,11 +32,15 @@ class Watch:
         self._vanished: list[tuple[str, int]] = []
         self._warnings: list[str] = []
         self._waits_for, self._since, self._warned = "", self._clock(), False
-        self._clogged = 0  # steps in a row
+        self._clogged, self._alike = 0, 0  # steps in a row
+        self._under_way = False  # a batch was made
         self.actors = Silent(client, keys)
 
     def batch(self, stats: dict[str, Any], capacity: int) -> None:
-        """A batch was made. Old groups of high cached Headroom on top of the order shut replay off: say so, once."""
+        """A batch was made: what of it is of no use when it stays like that is said, once."""
+        self._under_way = True
+        self._look_for_differences(stats)
+        # old groups of high cached Headroom on top of the order shut replay off
         clogged = stats["scanned"] and stats["acceptance"] < CLOGGED_ACCEPTANCE
         clogged = clogged and stats["scanned_age_mean"] > CLOGGED_AGE
         self._clogged = self._clogged + 1 if clogged else 0
@@ -44,6 +50,18 @@ class Watch:
                 f"for {CLOGGED_STEPS} steps fewer than {CLOGGED_ACCEPTANCE:.0%} of the scanned groups were accepted, "
                 f"and on average they were {age:.0f} steps old: replay.capacity = {capacity} keeps groups that the "
                 "policy has left behind; 2 to 4 times learner.batch is the useful range."
+            )
+
+    def _look_for_differences(self, stats: dict[str, Any]) -> None:
+        """Without right and wrong among its rollouts a group has no advantage in a reward of right and wrong."""
+        self._alike = self._alike + 1 if stats["mixed_groups"] == stats["replay_groups"] == 0 else 0
+        if self._alike == ALIKE_STEPS:
+            right = stats["correct_share"] or 0.0
+            self._warnings.append(
+                f"for {ALIKE_STEPS} steps no group had both right and wrong rollouts ({right:.0%} are right), so there "
+                "was nothing to learn and nothing to replay: read some in the run's window. Where none is right, look at "
+                "env.prompt, the tags, the retriever and reward.kind; where all are, take harder questions. A larger "
+                "rollout.group_size or temperature makes them differ more."
             )
 
     def waits_for(self, what: str) -> None:
@@ -66,7 +84,8 @@ class Watch:
         silent = await self.actors.look()
         self._warnings += silent
         what, seconds = self.waiting()
-        if seconds > LONG_WAIT_S and not self._warned:
+        limit = LONG_WAIT_S if self._under_way else START_S
+        if seconds > limit and not self._warned:
             self._warned = True
             self._warnings.append(f"nothing has happened for {seconds:.0f} s; waiting for {what}.")
         return bool(self._vanished or self._warnings)

@@ -1,13 +1,15 @@
 """Warnings that come once, when there is reason."""
 
 from services.replay.state import Counters, State
-from services.replay.watch import CLOGGED_STEPS, LONG_WAIT_S, Watch
+from services.replay.watch import ALIKE_STEPS, CLOGGED_STEPS, LONG_WAIT_S, Watch
 from shared.streams import Keys
+from shared.waiting import START_S
 from tests.replay.peers import client_of
 
 
 def stats(acceptance: float | None, age: float | None, scanned: int = 10) -> dict:
-    return {"scanned": scanned, "acceptance": acceptance, "scanned_age_mean": age}
+    scan = {"scanned": scanned, "acceptance": acceptance, "scanned_age_mean": age}
+    return scan | {"mixed_groups": 3, "replay_groups": 0, "correct_share": 0.5}
 
 
 def watch(now: list[float] | None = None) -> Watch:
@@ -48,6 +50,7 @@ async def test_a_wait_that_is_too_long_is_told_once_and_again_when_something_els
     now = [0.0]
     w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
     state = State(Counters(started=0.0))
+    w.batch(stats(0.5, 1.0), capacity=512)
     w.waits_for("the learner to train step 3")
     now[0] = LONG_WAIT_S - 1
     assert not await w.look(state)
@@ -61,3 +64,29 @@ async def test_a_wait_that_is_too_long_is_told_once_and_again_when_something_els
     now[0] += LONG_WAIT_S + 1
     assert await w.look(state)
     assert "fresh groups for step 4" in w.warnings()[0]
+
+
+async def test_services_that_still_load_their_models_are_no_reason(redis_url):
+    now = [0.0]
+    w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
+    state = State(Counters(started=0.0))
+    w.waits_for("the learner to come up")
+    now[0] = START_S - 1
+    assert not await w.look(state)
+    now[0] = START_S + 1
+    assert await w.look(state)
+
+
+def test_groups_whose_rollouts_are_all_alike_are_named_once():
+    w = watch()
+    alike = stats(None, None, scanned=0) | {"mixed_groups": 0, "correct_share": 0.0}
+    for _ in range(3):
+        for _ in range(ALIKE_STEPS - 1):
+            w.batch(alike, capacity=512)
+        w.batch(alike | {"replay_groups": 1}, capacity=512)  # something to learn from was replayed
+        w.batch(alike | {"mixed_groups": 1}, capacity=512)
+    assert w.warnings() == []
+    for _ in range(2 * ALIKE_STEPS):
+        w.batch(alike, capacity=512)
+    (text,) = w.warnings()
+    assert "for 5 steps no group had both right and wrong rollouts (0% are right)" in text
