@@ -25,10 +25,10 @@ class Section(BaseModel):
 class Run(Section):
     """Identity and length of a run."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")  # of its folder, and of its keys in Redis
     root: str = "runs"  # the run lives in <root>/<name>
-    steps: int = Field(default=100, ge=1)
-    seed: int = Field(default=0, ge=0, lt=2**31)
+    steps: int = Field(default=100, ge=1)  # training steps, each an update of the weights by one batch
+    seed: int = Field(default=0, ge=0, lt=2**31)  # of prompts, sampling and shuffling
     metrics_host: str = "127.0.0.1"  # where actors and learner serve Prometheus metrics; 0.0.0.0 in containers
     gpus: Literal["auto", "lease", "share"] = "auto"  # lease: a process claims GPUs of its own; auto: where there are 2
 
@@ -36,7 +36,7 @@ class Run(Section):
 class Model(Section):
     """The policy that is trained: a Hugging Face directory (or a name the local cache holds)."""
 
-    path: str = ""
+    path: str = ""  # a Hugging Face folder, or a name that the local cache holds; must be set
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bf16 on a GPU, fp32 on a CPU
     kl_reference: str = ""  # frozen model of the KL term; needed when learner.kl > 0
 
@@ -44,29 +44,29 @@ class Model(Section):
 class Data(Section):
     """Prompts: verl / Search-R1 parquet, JSON lines, or a hub name."""
 
-    train: str = ""
+    train: str = ""  # a file of JSON lines with question and golden_answers (or answer), verl / Search-R1 parquet, or a hub name; must be set
     eval: str = ""  # held-out questions; empty: no evaluation
-    shuffle: bool = True
+    shuffle: bool = True  # another order in each epoch; false: as in the file
 
 
 class Env(Section):
     """What a rollout talks to between its turns."""
 
-    kind: Literal["search", "single"] = "search"
-    url: str = "http://127.0.0.1:8000"
+    kind: Literal["search", "single"] = "search"  # search: turns with a retriever between them; single: one answer
+    url: str = "http://127.0.0.1:8000"  # of the retriever; unset: the one that `headrace up` starts over search.corpus
     prompt: str = "search_r1"  # search_r1 | math | qwen_math | plain, or a text holding {question}
-    topk: int = Field(default=3, ge=1)
+    topk: int = Field(default=3, ge=1)  # passages that the model is shown of each search
     max_turns: int = Field(default=4, ge=1)  # turns with search; one more generation without follows
-    max_observation_tokens: int = Field(default=500, ge=8)
-    timeout_s: float = Field(default=10.0, gt=0)
-    retries: int = Field(default=4, ge=0)
+    max_observation_tokens: int = Field(default=500, ge=8)  # of the passages of one search, cut behind that
+    timeout_s: float = Field(default=10.0, gt=0)  # of one call of the retriever
+    retries: int = Field(default=4, ge=0)  # of a call that failed, before the rollout is left out
     latency: Delay = ""  # s added to each retrieval: 2.0, uniform(1, 3) or lognormal(1.5, 0.6): median, sigma
 
 
 class Reward(Section):
     """How the sampled text is scored."""
 
-    kind: Literal["em", "f1", "math"] = "em"
+    kind: Literal["em", "f1", "math"] = "em"  # em: equal to an answer; f1: share of its words; math: equal as mathematics
     format_score: bool = False  # graded: right 1 or .8, wrong .2 or .1, by form: the tags, in math the box
     overlong_tokens: int = Field(default=0, ge=0)  # fewer left before a length limit cost part of the penalty; 0: off
     overlong_penalty: float = Field(default=1.0, gt=0)  # taken from the reward where none are left
@@ -76,10 +76,10 @@ class Rollout(Section):
     """Budgets and sampling of one group."""
 
     group_size: int = Field(default=8, ge=2)  # G
-    temperature: float = Field(default=1.0, gt=0)
-    top_p: float = 1.0
+    temperature: float = Field(default=1.0, gt=0)  # of sampling; the learner divides its logits by the same
+    top_p: float = 1.0  # 1: off, which training needs
     top_k: int = 0  # 0: off
-    max_prompt_tokens: int = Field(default=2048, ge=1)
+    max_prompt_tokens: int = Field(default=2048, ge=1)  # of a prompt; a longer one is refused before the run
     max_turn_tokens: int = Field(default=500, ge=1)  # sampled in one turn
     max_tokens: int = Field(default=4096, ge=2)  # prompt, sampled and retrieved together
     deadline_s: float = Field(default=120.0, gt=0)  # of one group; what has finished by then is kept
@@ -89,7 +89,7 @@ class Eval(Section):
     """Evaluation on held-out questions while training."""
 
     every: int = Field(default=0, ge=0)  # steps; 0: only before the first and after the last
-    samples: int = Field(default=1, ge=1)
+    samples: int = Field(default=1, ge=1)  # of each question
     temperature: float = Field(default=0.0, ge=0)  # 0: greedy
     limit: int = Field(default=0, ge=0)  # questions; 0: all
 
@@ -102,11 +102,11 @@ class Actor(Section):
     groups: int = Field(default=8, ge=1)  # rolled out at once
     threads: int = Field(default=0, ge=0)  # CPU threads of the engine; 0: its share of the cores
     kv_cache_bytes: int = Field(default=0, ge=0)  # 0: derived from groups, group_size and max_tokens
-    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
-    tensor_parallel: int = Field(default=1, ge=1)
-    enforce_eager: bool = True
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)  # vLLM: share of a GPU for weights and cache
+    tensor_parallel: int = Field(default=1, ge=1)  # vLLM: GPUs of one actor
+    enforce_eager: bool = True  # vLLM: false compiles and captures graphs, a slower start and a faster run
     exact: bool = False  # torch engine: one request at a time, so that no bit depends on what else is generated; slow
-    heartbeat_s: float = Field(default=2.0, gt=0)
+    heartbeat_s: float = Field(default=2.0, gt=0)  # between two reports to Redis
     canary_tolerance: float = Field(default=0.0, ge=0)  # nats; 0: 1e-3 in fp32, 0.25 in bf16
     port: int = Field(default=0, ge=0, le=65535)  # metrics; 0: any free port
 
@@ -126,15 +126,13 @@ class Replay(Section):
     max_lag: int = Field(default=0, ge=0)  # versions; 0: synchronous, as the paper; 1: overlapped
     scan_chunk: int = Field(default=16, ge=1)  # groups per scan request
     max_attempts: int = Field(default=3, ge=1)  # of one task, before it is counted as lost
-    max_refill_rounds: int = Field(
-        default=10, ge=1
-    )  # policy dapo: batches' worth of groups dropped in one step, at most
+    max_refill_rounds: int = Field(default=10, ge=1)  # policy dapo: most batches' worth of groups dropped in a step
     ask_again_every: int = Field(default=5, ge=1)  # steps; policy bapo: between rounds of prompts asked again
     free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan
     max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # where the page and /metrics are served; 0.0.0.0 in containers
     public_name: str = ""  # a name with a dot under which a browser may ask, besides addresses and names without one
-    port: int = Field(default=8001, ge=0, le=65535)
+    port: int = Field(default=8001, ge=0, le=65535)  # of the page and /metrics; 0: any free port
 
 
 # What a loss takes where the configuration does not say otherwise; the numbers are those of its paper (docs/method.md).
@@ -160,7 +158,7 @@ class Learner(Section):
     mini_batch: int = Field(default=0, ge=0)  # groups per optimiser step; 0: the whole batch in one
     micro_tokens: int = Field(default=16384, ge=64)  # tokens per forward
     packed: bool = True  # rollouts one after another; false, or where a model cannot: padded to the longest
-    loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
+    loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"  # what is minimised; see docs/method.md
     advantage: Literal["std", "mean"] = "std"  # r - mean r, over the group's std or as it is; dr_grpo: "mean"
     clip_low: float = Field(default=0.2, gt=0, le=1)  # unset: gspo 3e-4, cispo 1, which is no bound below
     clip_high: float = Field(default=0.2, gt=0)  # unset: dapo .28, gspo 4e-4, cispo 4; bapo, rollout_advantage .28
@@ -175,22 +173,22 @@ class Learner(Section):
     kl: float = Field(default=0.0, ge=0)  # coefficient of the k3 KL term to model.kl_reference
     tis_cap: float = Field(default=2.0, ge=0)  # truncation of exp(l_ref - l_gen); 0: no such weight; unset: bapo 3
     reference: Literal["trainer", "engine"] = "trainer"  # whose log-probability is l_ref
-    lr: float = Field(default=1e-6, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    grad_clip: float = Field(default=1.0, gt=0)
-    optimizer: Literal["adamw"] = "adamw"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    lr: float = Field(default=1e-6, gt=0)  # learning rate of AdamW, after the warm-up
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, down to 0 at run.steps unless constant
+    warmup_steps: int = Field(default=0, ge=0)  # in which the learning rate rises from 0
+    weight_decay: float = Field(default=0.0, ge=0)  # of matrices; vectors have none
+    beta1: float = Field(default=0.9, ge=0, lt=1)  # AdamW: decay of the mean gradient
+    beta2: float = Field(default=0.999, ge=0, lt=1)  # AdamW: decay of the mean squared gradient
+    grad_clip: float = Field(default=1.0, gt=0)  # largest norm of the gradient
+    optimizer: Literal["adamw"] = "adamw"  # the only one there is
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
     ranks: int = Field(default=1, ge=1)  # processes that hold one model between them (FSDP), each with a GPU of its own
     threads: int = Field(default=0, ge=0)  # CPU threads; 0: its share of the cores
     cache_bytes: int = Field(default=256 * 2**20, ge=0)  # payloads kept between a scan and the batch
     checkpoint_every: int = Field(default=10, ge=1)  # steps
     keep_last: int = Field(default=2, ge=1)  # checkpoints
     keep_every: int = Field(default=0, ge=0)  # steps; checkpoints at its multiples are kept for good
-    port: int = Field(default=0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)  # metrics; 0: any free port
 
     @model_validator(mode="before")
     @classmethod
@@ -203,15 +201,15 @@ class Weights(Section):
     """How a version travels from the learner to the actors."""
 
     dir: str = ""  # empty: <run>/weights
-    canary_sequences: int = Field(default=2, ge=0)
+    canary_sequences: int = Field(default=2, ge=0)  # stored sequences that each swap must give the same log-probabilities; 0: none
     canary_tokens: int = Field(default=64, ge=1)  # of each canary sequence, at most
-    swap_timeout_s: float = Field(default=60.0, gt=0)
+    swap_timeout_s: float = Field(default=60.0, gt=0)  # before an actor gives a swap up and says so
 
 
 class Redis(Section):
     """Where the streams are. Empty url: `headrace up` starts a server of its own."""
 
-    url: str = ""
+    url: str = ""  # redis://:PASSWORD@HOST:PORT/0; empty: a server of its own
     wait_s: float = Field(default=60.0, gt=0)  # how long a service waits for it at its start; later, for ever
     max_memory_bytes: int = Field(default=0, ge=0)  # of the server `headrace up` starts; 0: no limit
 
@@ -219,21 +217,21 @@ class Redis(Section):
 class Search(Section):
     """The retrieval service."""
 
-    backend: Literal["bm25", "dense"] = "bm25"
-    corpus: str = ""
+    backend: Literal["bm25", "dense"] = "bm25"  # bm25: words; dense: sentence embeddings
+    corpus: str = ""  # JSON lines with "contents"; empty: no retriever is started here
     index: str = ""  # empty: <run>/index, built at the first start
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    topk: int = Field(default=3, ge=1)
-    max_topk: int = Field(default=50, ge=1)
-    max_queries: int = Field(default=512, ge=1)
-    max_query_chars: int = Field(default=2000, ge=1)
-    cache_entries: int = Field(default=10_000, ge=0)
-    batch_window_ms: float = Field(default=2.0, ge=0)
-    max_batch: int = Field(default=256, ge=1)
-    encoder: str = ""
-    query_prefix: str = "query: "
-    passage_prefix: str = "passage: "
-    stemmer: Literal["english", "none"] = "english"
-    k1: float = 0.9
-    b: float = 0.4
+    host: str = "127.0.0.1"  # where the retriever listens; 0.0.0.0 in containers
+    port: int = Field(default=8000, ge=0, le=65535)  # of the retriever; 0: any free port
+    topk: int = Field(default=3, ge=1)  # passages of a query that does not say how many
+    max_topk: int = Field(default=50, ge=1)  # the most that a query may ask for
+    max_queries: int = Field(default=512, ge=1)  # of one request
+    max_query_chars: int = Field(default=2000, ge=1)  # longer queries are cut
+    cache_entries: int = Field(default=10_000, ge=0)  # answers kept in memory
+    batch_window_ms: float = Field(default=2.0, ge=0)  # how long a query waits for others to be searched with
+    max_batch: int = Field(default=256, ge=1)  # queries searched at once
+    encoder: str = ""  # dense: a sentence-transformers folder or hub name
+    query_prefix: str = "query: "  # dense: put before each query (e5)
+    passage_prefix: str = "passage: "  # dense: put before each passage (e5)
+    stemmer: Literal["english", "none"] = "english"  # bm25: of words
+    k1: float = 0.9  # bm25: term saturation
+    b: float = 0.4  # bm25: length weight

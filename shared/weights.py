@@ -46,8 +46,8 @@ def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tupl
 
 def sync_folder(folder: Path) -> None:
     """Have the disk hold a folder and the files in it, before a rename says that they are complete."""
-    for file in folder.iterdir():
-        sync(file)
+    for path in folder.rglob("*"):
+        sync(path)
     sync(folder)
 
 
@@ -61,12 +61,13 @@ def sync(path: Path) -> None:
 
 
 def digest_of(directory: Path) -> tuple[str, int]:
-    """(blake2b of every file but the manifest, by name order; their total bytes)."""
+    """(blake2b of every file but the manifest, by name order, folders within included; their total bytes)."""
     total, hasher = 0, hashlib.blake2b(digest_size=16)
-    for file in sorted(directory.iterdir()):
-        if file.name == MANIFEST:
+    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+        name = file.relative_to(directory).as_posix()
+        if name == MANIFEST:
             continue
-        hasher.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        hasher.update(f"{name}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             while chunk := stream.read(_CHUNK):
                 hasher.update(chunk)

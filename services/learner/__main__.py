@@ -1,7 +1,11 @@
 """`python -m services.learner`: check what can be checked before torch is imported, then work until the run ends."""
 
 import logging
+import os
+import signal
+from contextlib import suppress
 
+from services.learner import launch
 from services.learner.stop import Stop, Stopped, leave
 from shared.config import Config
 from shared.errors import UserError
@@ -16,6 +20,9 @@ log = logging.getLogger("headrace")
 
 def serve(config: Config) -> None:
     """The service. Returns when the run is finished or a signal asked it to leave."""
+    if launch.is_rank() and int(os.environ["RANK"]) > 0:
+        _follow(config)
+        return
     stop = Stop()
     stop.on_signals()
     if not any(config.checkpoints_dir.glob("step_*")):
@@ -25,11 +32,19 @@ def serve(config: Config) -> None:
     if not config.redis.url:
         raise UserError("redis.url is empty: name the server, as in redis://127.0.0.1:6379/0.")
     wait_until_up(config.redis.url, config.redis.wait_s)
-    log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
+    if launch.is_rank():
+        with suppress(Stopped):
+            _lead(config, stop)
+        return
 
-    lease = GpuLease(config, "learner", 1)
+    lease = GpuLease(config, "learner", config.learner.ranks)
     try:
         wait_until_claimed(lease, stop.wait)
+        if config.learner.ranks > 1:
+            if status := launch.run_ranks(config.learner.ranks):
+                leave(status)
+            return
+        log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
         from services.learner.loop import Loop  # torch, only once all that needs none is right and the GPU is ours
 
         Loop(config, stop).run()
@@ -37,6 +52,24 @@ def serve(config: Config) -> None:
         log.info("stopped")
     finally:
         lease.release()
+
+
+def _lead(config: Config, stop: Stop) -> None:
+    from services.learner.leader import Leader
+    from services.learner.policy import pick_device
+    from services.learner.ranks import join
+
+    log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
+    Leader(config, stop, join(pick_device(config.learner.device))).run()
+
+
+def _follow(config: Config) -> None:
+    """A rank that does not lead; whoever started it ends it when rank 0 has ended."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    from services.learner.follower import follow
+
+    follow(config)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +12,9 @@ from services.learner import checkpoint
 from services.learner.clock import Clock
 from services.learner.model_files import read_companions
 from services.learner.optimise import Optimiser
+from services.learner.optimiser_shards import load_optimiser, steps_taken
 from services.learner.policy import load_policy, pick_device, pick_dtype
+from services.learner.ranks import ALONE, Ranks
 from services.learner.statistics import Scores
 from services.learner.step import Trainer
 from services.learner.stop import Stop
@@ -36,28 +39,28 @@ class Assembled:
     cursor: Cursor | None
 
 
-def assemble(config: Config, stop: Stop) -> Assembled:
+def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
     """Load everything a learner needs. Raises UserError for what the user can mend."""
     device = pick_device(config.learner.device)
     if device.type == "cpu":
-        torch.set_num_threads(config.learner.threads or share_of_cores(1 + config.actor.count))
+        torch.set_num_threads(config.learner.threads or share_of_cores(ranks.count + config.actor.count))
     torch.manual_seed(config.run.seed)
 
     checkpoint.tidy(config.checkpoints_dir)
     found = checkpoint.newest(config.checkpoints_dir)
     folder = found[0] if found else find_model(config.model.path)
     dtype = pick_dtype(config.model.dtype, device)
-    model = load_policy(folder, dtype, device, packed=config.learner.packed)
+    model = _load(config, folder, dtype, device, ranks)
     frozen = None
     if config.learner.kl > 0:
         fixed = find_model(config.model.kl_reference, "model.kl_reference")
-        frozen = load_policy(fixed, dtype, device, packed=config.learner.packed)
+        frozen = _load(config, fixed, dtype, device, ranks)
         frozen.requires_grad_(False)
     optimiser = Optimiser(model.parameters(), config.learner, config.run.steps)
     step, lineage, cursor = 0, -1, None
     if found:
         state = found[1]
-        optimiser.load(state["optimiser"])
+        load_optimiser(model, optimiser, folder, state["optimiser"], ranks)
         torch.set_rng_state(state["rng"])
         step, lineage = state["step"], state["lineage"]
         cursor = msgspec.convert(state.get("cursor"), Cursor | None)
@@ -72,6 +75,7 @@ def assemble(config: Config, stop: Stop) -> Assembled:
         clock=Clock(),
         stop=stop,
         scores=Scores(drift=config.replay.drift, headroom=config.replay.headroom),
+        ranks=ranks,
     )
     return Assembled(trainer, read_companions(folder), step, lineage, cursor)
 
@@ -79,4 +83,14 @@ def assemble(config: Config, stop: Stop) -> Assembled:
 def trainer_state(trainer: Trainer, step: int, lineage: int, cursor: Cursor | None) -> dict[str, Any]:
     """What a checkpoint holds beside the model."""
     counts = {"step": step, "lineage": lineage, "cursor": msgspec.to_builtins(cursor)}
-    return counts | {"optimiser": trainer.optimiser.state(), "rng": torch.get_rng_state()}
+    whole = trainer.ranks.count == 1
+    optimiser = trainer.optimiser.state() if whole else {"steps": steps_taken(trainer.optimiser)}
+    return counts | {"optimiser": optimiser, "rng": torch.get_rng_state()}
+
+
+def _load(config: Config, folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> Any:
+    if ranks.count == 1:
+        return load_policy(folder, dtype, device, packed=config.learner.packed)
+    from services.learner.sharded import load_sharded
+
+    return load_sharded(folder, dtype, device, ranks, packed=config.learner.packed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,9 +28,15 @@ class Flat:
         """T."""
         return len(self.l_gen)
 
+    @property
+    def mass(self) -> float:
+        """How many groups these count as."""
+        numbers = self.group_of_rollout.unique()
+        return float(len(numbers) if self.share is None else self.share[numbers].sum())
+
 
 def flatten(groups: Sequence[Group], device: torch.device | str = "cpu") -> Flat:
-    """The groups' tensors, concatenated and on `device`. At least one group."""
+    """The groups' tensors, concatenated and on `device`."""
     rows: list[Row] = []
     bounds: list[tuple[int, int]] = []
     rollouts: list[Tensor] = []
@@ -47,10 +54,10 @@ def flatten(groups: Sequence[Group], device: torch.device | str = "cpu") -> Flat
         groups=list(groups),
         rows=rows,
         bounds=bounds,
-        l_gen=torch.cat([g.l_gen for g in groups]).to(device),
-        advantages=torch.cat([g.advantages for g in groups]).to(device),
-        rollout=torch.cat(rollouts).to(device),
-        group_of_rollout=torch.tensor(group_of_rollout).to(device),
+        l_gen=torch.cat([torch.empty(0), *(g.l_gen for g in groups)]).to(device),
+        advantages=torch.cat([torch.empty(0), *(g.advantages for g in groups)]).to(device),
+        rollout=torch.cat([torch.empty(0, dtype=torch.int64), *rollouts]).to(device),
+        group_of_rollout=torch.tensor(group_of_rollout, dtype=torch.int64).to(device),
         share=_shares(groups).to(device) if any(g.share != 1.0 for g in groups) else None,
     )
 
@@ -59,13 +66,26 @@ def _shares(groups: Sequence[Group]) -> Tensor:
     return torch.tensor([g.share for g in groups], dtype=torch.float64)
 
 
-def mini_batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
+class Joining(Protocol):
+    """What has an id and may join another of its batch."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def joins(self) -> str: ...
+
+
+J = TypeVar("J", bound=Joining)
+
+
+def mini_batches(groups: Sequence[J], size: int) -> list[list[J]]:
     """Cuts of `size` groups in order, so that replay is trained before the weights move away; 0: all in one.
 
     What joins a group of the batch goes where that group goes, and does not count.
     """
     there = {group.id for group in groups}
-    joining: dict[str, list[Group]] = {}
+    joining: dict[str, list[J]] = {}
     for group in groups:
         if group.joins in there:
             joining.setdefault(group.joins, []).append(group)

@@ -17,10 +17,12 @@ from typing import Any
 from services.learner import assemble, checkpoint, engine_gap, lineage, metrics, publish
 from services.learner import step as steps
 from services.learner.idle import waiting_text
+from services.learner.keeping import save_checkpoint
 from services.learner.parts import use_parts
 from services.learner.policy import context_of, vocabulary_of
 from services.learner.post import Post
 from services.learner.publisher import Publisher
+from services.learner.ranks import ALONE, Ranks
 from services.learner.room import until_written
 from services.learner.stop import Stop, Stopped
 from services.learner.store import Fetched, Store
@@ -57,9 +59,9 @@ SAVED_AT_A_STOP = 2**25
 class Loop:
     """One learner process; `run` returns after Finish and raises Stopped on a signal."""
 
-    def __init__(self, config: Config, stop: Stop) -> None:
+    def __init__(self, config: Config, stop: Stop, ranks: Ranks = ALONE) -> None:
         self.config, self.stop = config, stop
-        made = assemble.assemble(config, stop)
+        made = assemble.assemble(config, stop, ranks)
         self.trainer, self.step = made.trainer, made.step
         self.keys = Keys(config.run.name)
         self.client = connect(config.redis.url)
@@ -109,7 +111,8 @@ class Loop:
         """Whether the weights are those of a whole step that replay was told of, newer than the newest checkpoint."""
         told = bool(self._open) and self._open[-1][1] == self.step - 1
         small = sum(p.numel() for p in self.trainer.model.parameters()) <= SAVED_AT_A_STOP
-        return told and small and not self._between_updates and self._saved_step != self.step
+        alone = self.trainer.ranks.count == 1  # the others may have left already
+        return told and small and alone and not self._between_updates and self._saved_step != self.step
 
     def _work(self) -> None:
         self._announce()
@@ -265,12 +268,7 @@ class Loop:
 
     def _train(self, batch: Batch) -> None:
         before = self.version
-        with self.trainer.clock("fetch"):
-            replay = use_parts(self._fetch(batch.replay, reference=self._needs_reference), batch.parts)
-            fresh = use_parts(self._fetch(batch.fresh, reference=False), batch.parts)
-        self._between_updates = bool(self.config.learner.mini_batch)
-        records, totals = steps.train_step(self.trainer, batch.step, replay.groups, fresh.groups)
-        self._between_updates = False
+        replay, fresh, records, totals = self._learned(batch)
         self.step += 1
         with self.trainer.clock("publish"):
             self._publisher.trained_on([*replay.groups, *fresh.groups])
@@ -304,6 +302,15 @@ class Loop:
         metrics.export(numbers, self.version, self.store.dead_letters - self._dead_letters_seen)
         self._dead_letters_seen = self.store.dead_letters
 
+    def _learned(self, batch: Batch) -> tuple[Fetched, Fetched, list[Record], steps.Totals]:
+        with self.trainer.clock("fetch"):
+            replay = use_parts(self._fetch(batch.replay, reference=self._needs_reference), batch.parts)
+            fresh = use_parts(self._fetch(batch.fresh, reference=False), batch.parts)
+        self._between_updates = bool(self.config.learner.mini_batch)
+        records, totals = steps.train_step(self.trainer, batch.step, replay.groups, fresh.groups)
+        self._between_updates = False
+        return replay, fresh, records, totals
+
     def _finish(self, entry: Entry) -> bool:
         if self.step < self.config.run.steps:  # left over from before the run was given more steps
             self.post.patiently("acknowledge an old end of the run", lambda: self.inbox.ack(entry.id))
@@ -326,12 +333,7 @@ class Loop:
     def _checkpoint(self) -> None:
         c = self.config
         with self.trainer.clock("checkpoint"):
-            state = assemble.trainer_state(self.trainer, self.step, self.lineage, self._cursor)
-
-            def write_model(folder: Path) -> None:
-                publish.write_model(self.trainer.model, self._publisher.companions, folder)
-
-            self._written(c.checkpoints_dir, lambda: checkpoint.save(c.checkpoints_dir, self.step, write_model, state))
+            self._written(c.checkpoints_dir, self._save)
             self._saved_step = self.step
             with self.post.letter("acknowledge the saved batches") as letter:
                 letter.ack(*(id for id, _ in self._open))
@@ -340,8 +342,15 @@ class Loop:
             self._open.clear()
             checkpoint.prune(c.checkpoints_dir, c.learner.keep_last, c.learner.keep_every)
 
+    def _save(self) -> None:
+        companions, place = self._publisher.companions, self.config.checkpoints_dir
+        save_checkpoint(place, self.trainer, companions, self.step, self.lineage, self._cursor)
+
     def _publish(self) -> None:
-        self._written(self.config.weights_dir, lambda: self._publisher.publish(self.version))
+        self._written(self.config.weights_dir, self._publish_once)
+
+    def _publish_once(self) -> None:
+        self._publisher.publish(self.version)
 
     def _written(self, folder: Path, write: Callable[[], object]) -> None:
         until_written(self.stop, folder, write, self.post.warn)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from shared.errors import UserError
@@ -39,7 +40,7 @@ class Optimiser:
         shapes = [[m for m in self.masters if m.ndim >= 2], [m for m in self.masters if m.ndim < 2]]
         decays = [settings.weight_decay, 0.0]
         groups = [{"params": s, "weight_decay": w} for s, w in zip(shapes, decays, strict=True) if s]
-        self._adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
+        self.adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
 
     def accumulate(self) -> None:
         """Move the model's gradients to the masters."""
@@ -54,16 +55,17 @@ class Optimiser:
         Raises UserError, with the weights untouched, for a gradient that is not finite.
         """
         s = self._settings
-        norm = torch.nn.utils.clip_grad_norm_(self.masters, s.grad_clip).item()
+        whole = torch.nn.utils.clip_grad_norm_(self.masters, s.grad_clip)
+        norm = (whole.full_tensor() if isinstance(whole, DTensor) else whole).item()
         if not math.isfinite(norm):
             raise UserError(
                 f"the gradient of step {step} is not finite: lower learner.lr (now {s.lr:g}) and resume the run."
             )
         lr = lr_at(step, lr=s.lr, schedule=s.schedule, warmup_steps=s.warmup_steps, steps=self._steps)
-        for group in self._adamw.param_groups:
+        for group in self.adamw.param_groups:
             group["lr"] = lr
-        self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
         with torch.no_grad():
             for p, master in zip(self.parameters, self.masters, strict=True):
                 if p is not master:
@@ -72,7 +74,7 @@ class Optimiser:
 
     def state(self) -> dict[str, Any]:
         """Tensors and plain values only, so that it is read back without unpickling code."""
-        return {"adamw": self._adamw.state_dict(), "masters": self._extra_masters()}
+        return {"adamw": self.adamw.state_dict(), "masters": self._extra_masters()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from `state()`; the model's own weights are loaded elsewhere."""
@@ -82,7 +84,7 @@ class Optimiser:
             raise UserError(
                 "the checkpoint was made with another model.dtype: set it back, or start a new run from its folder."
             )
-        self._adamw.load_state_dict(state["adamw"])
+        self.adamw.load_state_dict(state["adamw"])
         with torch.no_grad():
             for master, stored in zip(own, masters, strict=False):
                 master.copy_(stored)

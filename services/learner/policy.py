@@ -22,6 +22,7 @@ from shared.model_files import NO_CODE
 
 log = logging.getLogger("headrace")
 
+SCORED = "headrace_score"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -67,13 +68,21 @@ def load_policy(folder: Path, dtype: torch.dtype, device: torch.device, *, packe
         raise UserError(
             f"the weights in {folder} lack {len(missing)} tensors, the first is {missing[0]}: copy them again."
         )
+    model = model.to(device)
+    prepare(model, folder, packed=packed)
+    return model
+
+
+def prepare(model: Any, folder: Path, *, packed: bool) -> None:
+    """Make a loaded model the policy: evaluation mode, packed rows if wanted and possible. Raises UserError."""
+    import transformers
+
     # the source's own file goes with what is published; this one could only be refused on saving
     model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
-    model = model.to(device).eval()
+    model.eval()
     _check_head(model, folder)
     if packed:
         _use_packing(model)
-    return model
 
 
 def is_packed(model: Any) -> bool:
@@ -110,9 +119,21 @@ def logprobs(model: Any, rows: Sequence[Row], temperature: float) -> Tensor:
     where = np.concatenate([row.positions - 1 + start for row, start in zip(rows, starts, strict=True)])
     targets = np.concatenate([row.tokens[row.positions] for row in rows])
 
-    states = model.base_model(input_ids=inputs.to(device), use_cache=False, **beside).last_hidden_state
-    states = states.flatten(0, 1).index_select(0, torch.from_numpy(where).to(device))
-    return token_logprobs(model.get_output_embeddings(), states, torch.from_numpy(targets).to(device), temperature)
+    on_device = (inputs.to(device), torch.from_numpy(where).to(device), torch.from_numpy(targets).to(device))
+    run = getattr(model, SCORED, None)
+    return run(*on_device, temperature, beside) if run else score(model, *on_device, temperature, beside)
+
+
+def score(
+    model: Any, inputs: Tensor, where: Tensor, targets: Tensor, temperature: float, beside: dict[str, Any]
+) -> Tensor:
+    """log p of `targets` at the places `where` of the flattened inputs [rows, width]; `beside`: how they are packed.
+
+    A sharded model has this as a method `SCORED` of its own, around which its shards are gathered.
+    """
+    states = model.base_model(input_ids=inputs, use_cache=False, **beside).last_hidden_state
+    states = states.flatten(0, 1).index_select(0, where)
+    return token_logprobs(model.get_output_embeddings(), states, targets, temperature)
 
 
 @torch.no_grad()
@@ -132,10 +153,11 @@ def _use_packing(model: Any) -> None:
 @torch.no_grad()
 def _check_head(model: Any, folder: Path) -> None:
     """Scaled or capped logits would make every log-probability wrong without a sign of it: compare once."""
-    ids = torch.arange(min(8, vocabulary_of(model)), device=next(model.parameters()).device)[None]
-    ours = model.get_output_embeddings()(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-    theirs = model(input_ids=ids, use_cache=False).logits
-    if not torch.allclose(ours.float(), theirs.float(), atol=1e-3, rtol=1e-3):
+    row = Row(np.arange(9) % vocabulary_of(model), np.arange(1, 9), 0)
+    ids = torch.from_numpy(row.tokens[None, :-1]).to(next(model.parameters()).device)
+    targets = torch.from_numpy(row.tokens[None, 1:]).to(ids.device)
+    theirs = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1).gather(-1, targets[..., None])
+    if not torch.allclose(logprobs(model, [row], 1.0), theirs.flatten(), atol=1e-3, rtol=1e-3):
         raise UserError(
             f"the architecture of {folder} changes its logits after the output layer, which is not supported."
         )

@@ -15,6 +15,7 @@ import torch
 
 from services.learner.groups import Group, Row
 from services.learner.policy import logprobs, vocabulary_of
+from services.learner.sharded import is_sharded, write_sharded
 from shared import heartbeats, weights
 from shared.messages import CanarySequence, WeightsNotice
 from shared.streams import Keys
@@ -26,8 +27,14 @@ _FIRST_CANARY_TOKENS = 32
 
 
 def write_model(model: Any, companions: Mapping[str, bytes], folder: Path) -> None:
-    """config.json and safetensors (tied tensors once), and `companions` as they are: tokenizer, generation settings."""
-    model.save_pretrained(folder)
+    """config.json and safetensors (tied tensors once), and `companions` as they are: tokenizer, generation settings.
+
+    Of a sharded model all ranks call it, and those that do not lead have no companions and need no folder.
+    """
+    if is_sharded(model):
+        write_sharded(model, folder)
+    else:
+        model.save_pretrained(folder)
     for name, content in companions.items():
         (folder / name).write_bytes(content)
 

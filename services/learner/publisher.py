@@ -22,17 +22,17 @@ class Publisher:
         self._dir, self._settings = config.weights_dir, config.weights
         self._model, self.companions = model, companions
         w = self._settings
-        self._canary = publish.sampled_sequences(model, w.canary_sequences, w.canary_tokens)
+        self.canary = publish.sampled_sequences(model, w.canary_sequences, w.canary_tokens)
         publish.clear_unfinished(self._dir)
 
     def trained_on(self, groups: Sequence[Group]) -> None:
         """Take the next canaries from these groups, where they have any."""
         w = self._settings
-        self._canary = publish.stored_sequences(groups, w.canary_sequences, w.canary_tokens) or self._canary
+        self.canary = publish.stored_sequences(groups, w.canary_sequences, w.canary_tokens) or self.canary
 
     def publish(self, version: Version) -> None:
         """Write the version's folder; `notice` is the caller's to send."""
-        canary = publish.canary_of(self._model, self._canary)
+        canary = publish.canary_of(self._model, self.canary)
         self.notice = publish.publish(self._dir, version, self._model, self.companions, canary)
 
     def is_whole(self) -> bool:

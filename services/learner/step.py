@@ -4,13 +4,17 @@ batch = [replay in order ; fresh in order], cut in order into mini-batches of on
 l_ref of a fresh group: log p under the weights that first train on it. Groups of the first mini-batch take it from
 their training forward, which runs under those weights; the others need a forward before the first update. So it is
 with l_start, log p of every group at the start of the step, which is only needed where clipping is decoupled.
+
+Several ranks each hold groups of their own of every mini-batch, and add up one gradient: weights are scaled to the
+whole, and a rank with fewer micro-batches runs an idle row for each that it lacks, since all run a layer at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,13 +22,17 @@ from services.learner import losses, statistics
 from services.learner.batching import Flat, flat_index, flatten, micro_batches, mini_batches, tokens_read
 from services.learner.clock import Clock
 from services.learner.groups import Group, Row
+from services.learner.losses.denominators import per_token
 from services.learner.optimise import Optimiser
 from services.learner.policy import is_packed, logprobs
+from services.learner.ranks import ALONE, Ranks
 from services.learner.statistics import Scores
 from services.learner.stop import Stop
 from shared.errors import UserError
 from shared.messages import Record
 from shared.settings import Learner
+
+_IDLE = Row(np.zeros(2, np.int64), np.ones(1, np.int64), 0)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class Trainer:
     clock: Clock
     stop: Stop
     scores: Scores = field(default_factory=Scores)
+    ranks: Ranks = ALONE
 
     @property
     def loss(self) -> losses.Loss:
@@ -76,13 +85,20 @@ class Measured:
 
 
 def train_step(
-    trainer: Trainer, step: int, replay: Sequence[Group], fresh: Sequence[Group]
+    trainer: Trainer,
+    step: int,
+    replay: Sequence[Group],
+    fresh: Sequence[Group],
+    batches: Sequence[Sequence[Group]] | None = None,
 ) -> tuple[list[Record], Totals]:
     """Move the weights by one batch; records of all its groups, in order. Sets `l_ref` of the fresh ones.
 
+    batches: with several ranks, what of each mini-batch is this rank's; otherwise they are cut here.
+
     Raises UserError when the loss or its gradient is not finite; the weights are then no longer those of a step.
     """
-    batches = mini_batches([*replay, *fresh], trainer.settings.mini_batch)
+    if batches is None:
+        batches = mini_batches([*replay, *fresh], trainer.settings.mini_batch)
     with trainer.clock("reference"):
         starts = _before_the_first_update(trainer, replay, fresh, later=[g for batch in batches[1:] for g in batch])
     stored = {g.id for g in replay}
@@ -105,7 +121,7 @@ def train_step(
 @torch.no_grad()
 def scan(trainer: Trainer, groups: Sequence[Group], per_rollout: bool = False) -> list[Record]:
     """Records of stored groups under the current weights, in order; with the entropy of each rollout if wanted."""
-    if not groups:
+    if trainer.ranks.most(len(groups)) == 0:
         return []
     flat = flatten(groups, _device(trainer.model))
     logp = forward(trainer, flat)
@@ -124,7 +140,9 @@ def forward(trainer: Trainer, flat: Flat) -> Tensor:
     out = torch.empty_like(flat.l_gen)
     for rows in _cuts(trainer, flat):
         trainer.stop.check()
-        out[flat_index(rows).to(out.device)] = logprobs(trainer.model, rows, trainer.temperature)
+        logp = logprobs(trainer.model, rows or [_IDLE], trainer.temperature)
+        if rows:
+            out[flat_index(rows).to(out.device)] = logp
     return out
 
 
@@ -139,7 +157,7 @@ def _before_the_first_update(
     for group in [*replay, *fresh] if s.reference == "engine" else fresh:
         group.l_ref = group.l_gen if s.reference == "engine" else None
     wanted = [g for g in later if s.proximal_cap or g.l_ref is None]
-    if not wanted:
+    if trainer.ranks.most(len(wanted)) == 0:
         return {}
     flat = flatten(wanted, _device(trainer.model))
     logp = forward(trainer, flat)
@@ -153,11 +171,16 @@ def _accumulate(
     """The gradient of one mini-batch, micro-batch by micro-batch."""
     s, device = trainer.settings, flat.l_gen.device
     weights = trainer.loss.weights(flat.rollout, flat.group_of_rollout, s.denominator_tokens, flat.share)
+    if trainer.ranks.count > 1:
+        weights = weights * trainer.ranks.share(flat.tokens if trainer.loss.weights is per_token else flat.mass)
     out = Measured(torch.empty_like(flat.l_gen), _stored_reference(flat), torch.empty_like(flat.l_gen))
-    l_start = torch.cat([starts.get(g.id, torch.full_like(g.l_gen, torch.nan).to(device)) for g in flat.groups])
+    l_start = _over(flat, lambda g: starts.get(g.id, torch.full_like(g.l_gen, torch.nan)))
     loss_sum = kl_sum = 0.0
     for rows in _cuts(trainer, flat):
         trainer.stop.check()
+        if not rows:
+            _idle(trainer)
+            continue
         at = flat_index(rows).to(device)
         logp = logprobs(trainer.model, rows, trainer.temperature)
         l_ref = _or_now(out.l_ref[at], logp)
@@ -191,8 +214,18 @@ def _accumulate(
     return out
 
 
-def _cuts(trainer: Trainer, flat: Flat) -> Iterator[list[Row]]:
-    return micro_batches(flat.rows, trainer.settings.micro_tokens, packed=is_packed(trainer.model))
+def _cuts(trainer: Trainer, flat: Flat) -> list[list[Row]]:
+    """The micro-batches, as many on every rank: the last ones may be empty."""
+    cuts = list(micro_batches(flat.rows, trainer.settings.micro_tokens, packed=is_packed(trainer.model)))
+    return cuts + [[]] * (trainer.ranks.most(len(cuts)) - len(cuts))
+
+
+def _idle(trainer: Trainer) -> None:
+    """Run the layers beside the other ranks, and add nothing to the gradient."""
+    if trainer.frozen is not None:
+        with torch.no_grad():
+            logprobs(trainer.frozen, [_IDLE], trainer.temperature)
+    (0.0 * logprobs(trainer.model, [_IDLE], trainer.temperature)).sum().backward()
 
 
 def _or_now(stored: Tensor, logp: Tensor) -> Tensor:
@@ -202,15 +235,18 @@ def _or_now(stored: Tensor, logp: Tensor) -> Tensor:
 
 def _tokens_of(flat: Flat, ids: set[str]) -> Tensor:
     """Which tokens belong to these groups, bool[T]."""
-    return torch.cat([torch.full_like(g.rollout, g.id in ids, dtype=torch.bool) for g in flat.groups]).to(
-        flat.l_gen.device
-    )
+    return _over(flat, lambda g: torch.full_like(g.rollout, g.id in ids, dtype=torch.bool)).bool()
 
 
 def _stored_reference(flat: Flat) -> Tensor:
     """l_ref, float32[T]; NaN where the group has none yet."""
-    parts = [g.l_ref if g.l_ref is not None else torch.full_like(g.l_gen, torch.nan) for g in flat.groups]
-    return torch.cat(parts).to(flat.l_gen.device)
+    return _over(flat, lambda g: g.l_ref if g.l_ref is not None else torch.full_like(g.l_gen, torch.nan))
+
+
+def _over(flat: Flat, of_group: Callable[[Group], Tensor]) -> Tensor:
+    """One tensor [T] out of one for each group."""
+    parts = [of_group(g).to(flat.l_gen.device) for g in flat.groups]
+    return torch.cat(parts) if parts else torch.empty_like(flat.l_gen)
 
 
 def _keep_reference(flat: Flat, l_ref: Tensor) -> None:

@@ -63,6 +63,11 @@ class Store:
         assert group.l_ref is not None
         return group.l_ref.numpy().astype("<f4").tobytes()
 
+    def read_elsewhere(self, size: int, payloads: int) -> None:
+        """Count what another rank has read of the same batch."""
+        self._bytes += size
+        self._reads += payloads
+
     def lap(self) -> tuple[int, int]:
         """(payload bytes, payloads) read since the last lap."""
         out = self._bytes, self._reads

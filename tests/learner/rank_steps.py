@@ -1,0 +1,126 @@
+"""What the ranks do in test_ranks.py: load the policy or a checkpoint, train steps of given groups, save.
+
+    python rank_steps.py PLANS     a JSON list of plans, done one after the other
+
+Imports take most of the time, so ranks are forks of this process, each with the environment torchrun would give it.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from services.learner import ranks as ranks_
+from services.learner.assemble import assemble
+from services.learner.balance import Load, owners
+from services.learner.batching import mini_batches
+from services.learner.groups import Group, group_from_payload
+from services.learner.keeping import save_checkpoint
+from services.learner.policy import logprobs
+from services.learner.publish import write_model
+from services.learner.step import scan, train_step
+from services.learner.stop import Stop
+from shared.config import build
+from shared.payload import decode_payload
+from tests.tiny_model import CONTEXT, VOCABULARY
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`groups`: a folder with `<step>-<n>-<old|new>.bin`, payloads; `out`: where the weights after the last step go."""
+
+    ranks: int
+    config: dict[str, Any]
+    groups: str
+    first: int
+    last: int
+    save_at: int
+    out: str
+
+
+def groups_of(folder: Path, step: int, kind: str) -> list[Group]:
+    out = []
+    for file in sorted(folder.glob(f"{step}-*-{kind}.bin")):
+        data = file.read_bytes()
+        group = group_from_payload(decode_payload(data, "test"), len(data), VOCABULARY, CONTEXT)
+        if kind == "old":
+            noise = torch.randn(group.tokens, generator=torch.Generator().manual_seed(step)) * 0.05
+            group.l_ref = (group.l_gen + noise).clamp(max=0.0)
+        out.append(group)
+    return out
+
+
+def train(plan: Plan) -> None:
+    config = build(plan.config)
+    ranks = ranks_.join(torch.device("cpu"))
+    made = assemble(config, Stop(), ranks)
+    trainer = made.trainer
+    assert made.step == plan.first, (made.step, plan.first)
+    report: list[Any] = []
+    for step in range(plan.first, plan.last):
+        old, new = groups_of(Path(plan.groups), step, "old"), groups_of(Path(plan.groups), step, "new")
+        place = owners([Load(g.id, g.bytes) for g in [*old, *new]], config.learner.mini_batch, ranks.count)
+        mine = [[g for g in groups if place[g.id] == ranks.rank] for groups in (old, new)]
+        cuts = mini_batches([*old, *new], config.learner.mini_batch)
+        batches = [[g for g in cut if place[g.id] == ranks.rank] for cut in cuts]
+        scanned = scan(trainer, mine[0])
+        records, totals = train_step(trainer, step, *mine, batches=batches if ranks.count > 1 else None)
+        report.append([[r.id, r.drift, r.headroom] for r in (*scanned, *records)] + [["norm", *totals.norms]])
+        if step + 1 == plan.save_at:
+            save_checkpoint(config.checkpoints_dir, trainer, made.companions, step + 1, 0, None)
+    out = Path(plan.out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_model(trainer.model, made.companions if ranks.leads else {}, out)
+    reports = ranks.all(msgspec.msgpack.encode(report))
+    row = groups_of(Path(plan.groups), plan.first, "new")[0].rows[0]
+    with torch.no_grad():
+        logp = logprobs(trainer.model, [row], 1.0).tolist()
+    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in trainer.model.parameters())
+    if ranks.leads:
+        found = {"report": [msgspec.msgpack.decode(r) for r in reports], "logp": logp, "held": held}
+        (out / "report.json").write_text(json.dumps(found))
+
+
+def fork(plan: Plan, rank: int, port: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.environ |= {"WORLD_SIZE": str(plan.ranks), "RANK": str(rank)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        train(plan)
+        status = 0
+    except Exception:  # noqa: BLE001, the fork must not go on as its parent
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for plan in (Plan(**p) for p in json.loads(Path(sys.argv[1]).read_text())):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        children = [fork(plan, rank, port) for rank in range(plan.ranks)]
+        while children:
+            child, status = os.wait()
+            children.remove(child)
+            if status:
+                for other in children:
+                    os.kill(other, signal.SIGKILL)
+                raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
