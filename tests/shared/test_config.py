@@ -38,6 +38,7 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--learner.lr", "fast"], "'learner.lr'"),
         (["--rollout.top_p", "0.9"], "biased"),
         (["--rollout.max_tokens", "100"], "exceeds rollout.max_tokens = 100"),
+        (["--actor.exact", "true"], "actor.exact is of the torch engine, and actor.engine = 'auto'"),
         (["--replay.capacity", "4", "--learner.batch", "16"], "cannot hold the replay.select = 8 groups"),
         (["--replay.select", "3", "--replay.unit", "2"], "groups beyond 2 could never be used"),
         (["--replay.adaptive_tau", "1", "--replay.tau", "0"], "replay.tau = 0 stays 0"),
