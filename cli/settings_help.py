@@ -4,9 +4,11 @@ import inspect
 import io
 import tokenize
 from collections.abc import Iterator
+from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from services.replay.policies import names as policy_names
 from shared import settings
 from shared.config import Config
 
@@ -18,7 +20,7 @@ def print_settings() -> None:
     print("# in the environment HEADRACE_SECTION__KEY.")
     for name, section in sections():
         print(f"\n# {(inspect.getdoc(section) or '').splitlines()[0]}\n[{name}]")
-        for line in _section_lines(section, comments):
+        for line in _section_lines(name, section, comments):
             print(line)
 
 
@@ -29,13 +31,23 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
         yield name, field.annotation
 
 
-def _section_lines(section: type[BaseModel], comments: dict[str, str]) -> list[str]:
+def _section_lines(name: str, section: type[BaseModel], comments: dict[str, str]) -> list[str]:
     lines = []
     for key, field in section.model_fields.items():
         default = str(field.default).lower() if isinstance(field.default, bool) else _toml(field.default)
-        comment = comments.get(f"{section.__name__}.{key}", "")
-        lines.append(f"{f'{key} = {default}':<40}  # {comment}" if comment else f"{key} = {default}")
+        meaning = "; ".join(
+            filter(None, (_choices(name, key, field.annotation), comments[f"{section.__name__}.{key}"]))
+        )
+        lines.append(f"{f'{key} = {default}':<40}  # {meaning}")
     return lines
+
+
+def _choices(section: str, key: str, annotation: object) -> str:
+    """What the setting may be, where that is a list of names."""
+    names = get_args(annotation) if get_origin(annotation) is Literal else ()
+    if (section, key) == ("replay", "policy"):
+        names = policy_names()
+    return " | ".join(map(str, names))
 
 
 def _toml(value: object) -> str:

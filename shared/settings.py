@@ -25,10 +25,10 @@ class Section(BaseModel):
 class Run(Section):
     """Identity and length of a run."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")  # of its folder, and of its keys in Redis
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")  # folder, and keys in Redis
     root: str = "runs"  # the run lives in <root>/<name>
     steps: int = Field(default=100, ge=1)  # training steps, each an update of the weights by one batch
-    seed: int = Field(default=0, ge=0, lt=2**31)  # of prompts, sampling and shuffling
+    seed: int = Field(default=0, ge=0, lt=2**31)  # of the order of prompts, and of sampling
     metrics_host: str = "127.0.0.1"  # where actors and learner serve Prometheus metrics; 0.0.0.0 in containers
     gpus: Literal["auto", "lease", "share"] = "auto"  # lease: a process claims GPUs of its own; auto: where there are 2
 
@@ -44,7 +44,7 @@ class Model(Section):
 class Data(Section):
     """Prompts: verl / Search-R1 parquet, JSON lines, or a hub name."""
 
-    train: str = ""  # a file of JSON lines with question and golden_answers (or answer), verl / Search-R1 parquet, or a hub name; must be set
+    train: str = ""  # JSON lines: question, golden_answers (or answer); or parquet as verl has it; must be set
     eval: str = ""  # held-out questions; empty: no evaluation
     shuffle: bool = True  # another order in each epoch; false: as in the file
 
@@ -66,7 +66,7 @@ class Env(Section):
 class Reward(Section):
     """How the sampled text is scored."""
 
-    kind: Literal["em", "f1", "math"] = "em"  # em: equal to an answer; f1: share of its words; math: equal as mathematics
+    kind: Literal["em", "f1", "math"] = "em"  # em: equal to an answer; f1: its words; math: equal as mathematics
     format_score: bool = False  # graded: right 1 or .8, wrong .2 or .1, by form: the tags, in math the box
     overlong_tokens: int = Field(default=0, ge=0)  # fewer left before a length limit cost part of the penalty; 0: off
     overlong_penalty: float = Field(default=1.0, gt=0)  # taken from the reward where none are left
@@ -114,7 +114,7 @@ class Actor(Section):
 class Replay(Section):
     """Selection, admission and the buffer."""
 
-    policy: str = "headroom_drift"  # a module of services/replay/policies: the replay service knows which there are
+    policy: str = "headroom_drift"  # a module of services/replay/policies
     select: int = Field(default=0, ge=0)  # r: replayed groups of a step, at most; 0: half of learner.batch
     tau: float = Field(default=1e-2, ge=0)  # the gate on Drift
     drift: Literal["l2", "l1"] = "l2"  # mean d^2 or mean |d|; tau is in the same measure
@@ -158,23 +158,22 @@ class Learner(Section):
     mini_batch: int = Field(default=0, ge=0)  # groups per optimiser step; 0: the whole batch in one
     micro_tokens: int = Field(default=16384, ge=64)  # tokens per forward
     packed: bool = True  # rollouts one after another; false, or where a model cannot: padded to the longest
+    recompute: bool = False  # activations are made again in the backward pass: far less memory, a third more time
     loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"  # what is minimised; see docs/method.md
     advantage: Literal["std", "mean"] = "std"  # r - mean r, over the group's std or as it is; dr_grpo: "mean"
     clip_low: float = Field(default=0.2, gt=0, le=1)  # unset: gspo 3e-4, cispo 1, which is no bound below
     clip_high: float = Field(default=0.2, gt=0)  # unset: dapo .28, gspo 4e-4, cispo 4; bapo, rollout_advantage .28
-    dual_clip: float = Field(
-        default=0.0, ge=0
-    )  # the most a ratio counts where A < 0; 0: no limit; unset: rollout_advantage 10
+    dual_clip: float = Field(default=0.0, ge=0)  # most a ratio counts where A < 0; 0: no limit; rollout_advantage 10
     denominator_tokens: int = Field(default=0, ge=0)  # dr_grpo's constant; 0: rollout.max_tokens
     proximal_cap: float = Field(default=0.0, ge=0)  # decoupled clipping, truncation of exp(l_start - l_ref); 0: off
     replay_shaping: float = Field(
         default=0.0, ge=0
-    )  # c: replayed count ratio / (ratio + c), no clip; 0: off; unset: exgrpo .1
+    )  # c: replayed count ratio / (ratio + c), no clip; 0: off; exgrpo .1
     kl: float = Field(default=0.0, ge=0)  # coefficient of the k3 KL term to model.kl_reference
     tis_cap: float = Field(default=2.0, ge=0)  # truncation of exp(l_ref - l_gen); 0: no such weight; unset: bapo 3
     reference: Literal["trainer", "engine"] = "trainer"  # whose log-probability is l_ref
     lr: float = Field(default=1e-6, gt=0)  # learning rate of AdamW, after the warm-up
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, down to 0 at run.steps unless constant
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, to 0 at run.steps
     warmup_steps: int = Field(default=0, ge=0)  # in which the learning rate rises from 0
     weight_decay: float = Field(default=0.0, ge=0)  # of matrices; vectors have none
     beta1: float = Field(default=0.9, ge=0, lt=1)  # AdamW: decay of the mean gradient
@@ -201,7 +200,7 @@ class Weights(Section):
     """How a version travels from the learner to the actors."""
 
     dir: str = ""  # empty: <run>/weights
-    canary_sequences: int = Field(default=2, ge=0)  # stored sequences that each swap must give the same log-probabilities; 0: none
+    canary_sequences: int = Field(default=2, ge=0)  # whose log-probabilities prove each swap; 0: none
     canary_tokens: int = Field(default=64, ge=1)  # of each canary sequence, at most
     swap_timeout_s: float = Field(default=60.0, gt=0)  # before an actor gives a swap up and says so
 

@@ -59,9 +59,9 @@ class Watch:
             right = stats["correct_share"] or 0.0
             self._warnings.append(
                 f"for {ALIKE_STEPS} steps no group had both right and wrong rollouts ({right:.0%} are right), so there "
-                "was nothing to learn and nothing to replay: read some in the run's window. Where none is right, look at "
-                "env.prompt, the tags, the retriever and reward.kind; where all are, take harder questions. A larger "
-                "rollout.group_size or temperature makes them differ more."
+                "was nothing to learn and nothing to replay: read some in the run's window. Where none is right, look "
+                "at env.prompt, the tags, the retriever and reward.kind; where all are, take harder questions. A "
+                "larger rollout.group_size or temperature makes them differ more."
             )
 
     def waits_for(self, what: str) -> None:

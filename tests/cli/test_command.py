@@ -14,7 +14,7 @@ from cli import demo, plan, up
 from cli.compare.study import read_study
 from cli.main import COMMANDS, main
 from cli.overrides import split_overrides
-from shared.config import build, load
+from shared.config import build, known_keys, load
 
 EXAMPLES = plan.PACKAGE_ROOT / "examples"
 
@@ -43,6 +43,18 @@ def test_the_settings_are_a_configuration_with_comments(capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert load(_written(tmp_path, said), environ={}) == build({})
     assert "tau = 0.01                                # the gate on Drift" in said
+
+
+def test_every_setting_has_its_meaning_and_an_enumeration_its_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 0
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in said.splitlines() if line and line[0].isalpha()}
+    assert set(lines) == {key.partition(".")[2] for key in known_keys()}
+    assert [line for line in said.splitlines() if line[:1].isalpha() and not line.partition("  # ")[2]] == []
+    assert "# auto | float32 | bfloat16; " in lines["dtype"]
+    for policy in ("headroom_drift", "none", "naive"):
+        assert f" {policy} |" in lines["policy"]
+    assert "golden_answers" in lines["train"]
 
 
 def test_a_dry_run_prints_a_configuration_that_resolves_to_itself(
