@@ -90,6 +90,6 @@ def test_start_knows_the_form_and_is_careless(loaded):
     from examples.arith.warm_start import measure
 
     figures = measure(AutoModelForCausalLM.from_pretrained(POLICY), loaded)
-    assert 15 <= figures["greedy"] <= 55
-    assert 15 <= figures["sampled"] <= 55
+    assert 35 <= figures["greedy"] <= 65
+    assert 20 <= figures["sampled"] <= 45
     assert figures["sampled_boxed"] >= 80
