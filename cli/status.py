@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cli.called import as_called
+
 EPILOG = """examples:
   headrace status                                         the newest run under ./runs
   headrace status runs/atlas-001 --json                   that run, for a program
@@ -16,6 +18,8 @@ EPILOG = """examples:
 EVENTS_SHOWN = 6
 EVENTS_READ = 200
 HEARTBEAT_LIFE_S = 10.0
+HEALTH_S = 2.0
+READS = {"replay": "groups", "learner": "work"}  # service -> the stream that it alone reads
 
 
 def add_parser(subparsers: Any) -> None:
@@ -50,7 +54,7 @@ class Target:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state; 0 where the run is there, 1 where nothing runs."""
+    """Print the state; 0 where the run is there or has finished, 1 where nothing runs."""
     import redis
 
     from shared.errors import UserError
@@ -65,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
         # behind the port of a run's own server may be another run's by now
         if "did not answer" not in str(error) and not target.own:
             raise
-        return _say_nothing_runs(target, args.json)
+        return say_nothing_runs(target, args.json)
+    state["waiting_for"] = _waiting_for(target)
     if args.json:
         print(json.dumps({"running": True, **state}, indent=1))
     else:
@@ -125,12 +130,51 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
         "eval": next((e for e in reversed(recent) if e["kind"] == "eval"), None),
         "finished": any(e["kind"] == "finished" for e in recent),
         "actors": _actors(client, keys),
+        "services": {
+            name: _last_heard(client, getattr(keys, stream), groups[stream]) for name, stream in READS.items()
+        },
         "streams": streams,
         "dead_letters": client.xlen(keys.dead),
         "replay": json.loads(replay) if replay else None,
         "redis_memory_bytes": client.info("memory")["used_memory"],
         "events": [e for e in recent if e["kind"] not in ("rollout", "step")][-EVENTS_SHOWN:],
     }
+
+
+def replay_url(folder: str) -> str | None:
+    """The address of a local run's replay service, from its configuration; None where it has none or no fixed port."""
+    from cli.plan import service_url
+    from shared.config import load
+
+    path = Path(folder) / "config.toml"
+    if not path.is_file():
+        return None
+    replay = load(path, environ={}).replay
+    return service_url(replay.host, replay.port) if replay.port else None
+
+
+def _waiting_for(target: Target) -> str | None:
+    """What the run's replay service says that the next step waits for; None where it does not answer."""
+    import httpx
+
+    if not (url := replay_url(target.shown)):
+        return None
+    try:
+        health = httpx.get(f"{url}/health", timeout=HEALTH_S, trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    return health.get("waiting_for") if health.get("run") == target.name else None
+
+
+def _last_heard(client: Any, key: str, group: str) -> float | None:
+    """Seconds since a reader of this consumer group last asked for entries; None where none has yet."""
+    import redis
+
+    try:
+        idle = [reader["idle"] for reader in client.xinfo_consumers(key, group)]
+    except redis.ResponseError:  # no such stream or group yet
+        return None
+    return min(idle) / 1000 if idle else None
 
 
 def _stream(client: Any, key: str, group: str) -> dict[str, int]:
@@ -156,12 +200,34 @@ def _actors(client: Any, keys: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _say_nothing_runs(target: Target, as_json: bool) -> int:
+def say_nothing_runs(target: Target, as_json: bool = False) -> int:
+    """Of a run whose Redis is not there: what it came to (0), or how to go on with it (1)."""
+    from cli.artefacts import SUMMARY, is_complete
+    from cli.progress import percent
+    from cli.recorder import EVENTS, read_records
+    from cli.summary import summarise
+    from shared.config import load
+
+    shown, folder = target.shown, Path(target.shown)
+    if not (folder / "config.toml").is_file():  # a run of another machine
+        print(json.dumps({"running": False, "run": target.name}) if as_json else f"Redis of {shown} does not answer.")
+        return 1
+    config = load(folder / "config.toml", environ={})
+    finished, records = is_complete(config), read_records(folder / EVENTS)
+    summary = summarise(records)
+    done = f"{summary['steps']} of {config.run.steps} steps"
     if as_json:
-        print(json.dumps({"running": False, "run": target.name}))
+        figures = {key: summary[key] for key in ("steps", "em_first", "em_last")}
+        print(json.dumps({"running": False, "run": target.name, "finished": finished, **figures}))
+    elif finished:
+        first, last = summary["em_first"], summary["em_last"]
+        em = "" if first is None else f", EM {100 * first:.1f} → {percent(last)}"
+        print(f"{shown} has finished: {done}{em}; the summary is in {folder / SUMMARY}.")
     else:
         print(
-            f"Nothing runs for {target.shown}: its Redis does not answer. "
-            f"Continue it with `headrace up --resume {target.shown}`."
+            as_called(
+                f"Nothing runs for {shown}: its Redis does not answer, and {done} are trained. "
+                f"Continue it with `headrace up --resume {shown}`."
+            )
         )
-    return 1
+    return 0 if finished else 1

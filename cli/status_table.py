@@ -7,14 +7,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from cli.called import called
 from cli.progress import DASH, gib, number, percent, version
 
 
 def print_state(shown: str, state: dict[str, Any]) -> None:
-    """Four short tables: where it stands, actors, streams, last events."""
+    """Where it stands and what it waits for, its services, actors, streams, last events."""
     console = Console()
     console.print(f"[bold cyan]{shown}[/]  {_standing(state)}")
+    if state["waiting_for"]:
+        console.print(f"  waiting for {state['waiting_for']}", style="dim", highlight=False)
     console.print(_figures(state))
+    console.print(f"  {_services(state['services'])}", highlight=False)
     console.print(_actors(state["actors"]))
     console.print(_streams(state))
     for event in state["events"]:
@@ -40,9 +44,15 @@ def _figures(state: dict[str, Any]) -> Table:
     table.add_row("  reward", number(step.get("reward_mean")), "acceptance", percent(step.get("acceptance")))
     table.add_row("  held-out EM", percent(evaluated.get("em")), "buffer", f"{step.get('buffer_groups', DASH)} groups")
     table.add_row("  lag", number(step.get("lag_mean"), 2), "step", f"{number(step.get('seconds'), 2)} s")
-    letters = f"{state['dead_letters']}: see `headrace deadletters`" if state["dead_letters"] else "0"
+    letters = f"{state['dead_letters']}: see `{called()} deadletters`" if state["dead_letters"] else "0"
     table.add_row("  Redis", gib(state["redis_memory_bytes"]), "dead letters", letters)
     return table
+
+
+def _services(heard: dict[str, float | None]) -> str:
+    """When each last asked Redis for something; a learner asks between two steps."""
+    said = ("is not up yet" if ago is None else f"was heard {ago:.1f} s ago" for ago in heard.values())
+    return ", ".join(f"{name} {words}" for name, words in zip(heard, said, strict=True))
 
 
 def _actors(actors: list[dict[str, Any]]) -> Table:

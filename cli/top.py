@@ -10,7 +10,7 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
-from cli.status import add_target_arguments, find_target
+from cli.status import add_target_arguments, find_target, replay_url, say_nothing_runs
 
 EPILOG = """examples:
   headrace top                                          the newest run under ./runs
@@ -49,7 +49,7 @@ async def _source(args: argparse.Namespace) -> Any:
     if args.run_dir and args.run_dir.startswith(("http://", "https://")):
         return FromReplay(args.run_dir.rstrip("/"))
     target = find_target(args)
-    if url := _replay_url(target.shown):
+    if url := replay_url(target.shown):
         source = FromReplay(url)
         with contextlib.suppress(UserError):
             if (await source.look()).name == target.name:
@@ -58,26 +58,12 @@ async def _source(args: argparse.Namespace) -> Any:
     return FromRedis(target.url, target.name)
 
 
-def _replay_url(folder: str) -> str | None:
-    """The address of a local run's replay service, from its configuration; None where it has none or no fixed port."""
-    from pathlib import Path
-
-    from cli.plan import service_url
-    from shared.config import load
-
-    path = Path(folder) / "config.toml"
-    if not path.is_file():
-        return None
-    replay = load(path, environ={}).replay
-    return service_url(replay.host, replay.port) if replay.port else None
-
-
 async def _once(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from cli.glance import Unanswered
     from cli.top_screen import frame
-    from shared.redis_client import RedisAway
+    from shared.errors import UserError
 
     source = await _source(args)
     try:
@@ -87,9 +73,8 @@ async def _once(args: argparse.Namespace) -> int:
     except Unanswered as error:
         print(f"Nothing runs there: {error}")
         return 1
-    except RedisAway:
-        print(f"Nothing runs for {source.shown}: its Redis does not answer.")
-        return 1
+    except UserError as error:
+        return _nothing_runs(args, error)
     finally:
         await source.close()
 
@@ -100,11 +85,18 @@ async def _watch(args: argparse.Namespace) -> int:
 
     from cli.glance import Glance, Unanswered
     from cli.top_screen import frame
+    from shared.errors import UserError
     from shared.redis_client import RedisAway
 
     source = await _source(args)
     leave = asyncio.Event()
     glance, note = Glance(name=source.shown), ""
+    try:
+        with contextlib.suppress(Unanswered):
+            glance = await source.look()
+    except UserError as error:
+        await source.close()
+        return _nothing_runs(args, error)
     try:
         with _keys(leave), Live(console=Console(), screen=True, auto_refresh=False) as live:
             while not leave.is_set():
@@ -118,6 +110,18 @@ async def _watch(args: argparse.Namespace) -> int:
     finally:
         await source.close()
     return 0
+
+
+def _nothing_runs(args: argparse.Namespace, error: Exception) -> int:
+    """What the run came to whose Redis is gone; behind the port of its own may be another run's by now."""
+    from shared.redis_client import RedisAway
+
+    if args.run_dir and args.run_dir.startswith(("http://", "https://")):
+        raise error
+    target = find_target(args)
+    if not (target.own or isinstance(error, RedisAway)):
+        raise error
+    return say_nothing_runs(target)
 
 
 @contextlib.contextmanager

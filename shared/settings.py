@@ -224,7 +224,7 @@ class Search(Section):
     topk: int = Field(default=3, ge=1)  # passages of a query that does not say how many
     max_topk: int = Field(default=50, ge=1)  # the most that a query may ask for
     max_queries: int = Field(default=512, ge=1)  # of one request
-    max_query_chars: int = Field(default=2000, ge=1)  # longer queries are cut
+    max_query_chars: int = Field(default=2000, ge=1)  # longer ones are refused
     cache_entries: int = Field(default=10_000, ge=0)  # answers kept in memory
     batch_window_ms: float = Field(default=2.0, ge=0)  # how long a query waits for others to be searched with
     max_batch: int = Field(default=256, ge=1)  # queries searched at once

@@ -197,3 +197,12 @@ def _is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+async def test_every_end_is_heard_before_stop_returns(tmp_path: Path) -> None:
+    async with supervisor() as it:
+        for number in range(3):
+            it.start(program(tmp_path, "print('up', flush=True); import time; time.sleep(600)", f"thing{number}"))
+        await eventually(lambda: all(said(tmp_path / f"thing{number}.log") for number in range(3)))
+    processes = [running.process for running in it.running.values()]
+    assert [p and p.returncode for p in processes] == [-signal.SIGTERM] * 3

@@ -11,6 +11,7 @@ import redis
 
 from cli import local_redis
 from cli.main import main
+from cli.recorder import Recorder
 from shared import events, streams
 from shared.config import build
 from shared.messages import EVAL, Task, WeightsNotice, encode
@@ -26,6 +27,8 @@ def run_in_redis(redis_url: str) -> str:
         client.xgroup_create(keys.tasks, streams.ACTORS, id="0", mkstream=True)
         for number in range(3):
             streams.add(client, keys.tasks, encode(_task(number)))
+        client.xgroup_create(keys.work, streams.LEARNER, id="0", mkstream=True)
+        client.xreadgroup(streams.LEARNER, "learner", {keys.work: ">"}, count=1)
         client.xreadgroup(streams.ACTORS, "one", {keys.tasks: ">"}, count=1)
         notice = WeightsNotice(version=Version(0, 7), location="v", digest="d", size=1, published=0.0, canary=[])
         streams.add(client, keys.weights, encode(notice))
@@ -49,13 +52,22 @@ def test_the_state_as_json(run_in_redis: str, capsys: pytest.CaptureFixture[str]
     assert [a["id"] for a in state["actors"]] == ["host-1"]
     assert 0 <= state["actors"][0]["heartbeat_age_s"] < 5
     assert state["dead_letters"] == 1
+    assert state["services"]["replay"] is None and 0 <= state["services"]["learner"] < 5
     assert state["events"][-1]["text"] == "acceptance is low"
 
 
 def test_the_state_for_a_person(run_in_redis: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--redis", run_in_redis, "--run", "exp7"]) == 0
     said = capsys.readouterr().out
-    for shown in ("step 7/100, weights 0.7", "host-1", "torch", "75.0 %", "32 groups", "acceptance is low"):
+    for shown in (
+        "step 7/100, weights 0.7",
+        "replay is not up yet, learner was heard",
+        "host-1",
+        "torch",
+        "75.0 %",
+        "32 groups",
+        "acceptance is low",
+    ):
         assert shown in said
 
 
@@ -68,7 +80,30 @@ def test_a_run_that_does_not_run_is_said_plainly(tmp_path: Path, capsys: pytest.
     assert main(["status", str(run_dir)]) == 1
     assert f"Nothing runs for {run_dir}" in capsys.readouterr().out
     assert main(["status", str(run_dir), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == {"running": False, "run": "x"}
+    state = json.loads(capsys.readouterr().out)
+    assert (state["running"], state["run"], state["finished"], state["steps"]) == (False, "x", False, 0)
+
+
+@pytest.mark.slow
+def test_a_run_that_has_finished_is_said_to_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "runs" / "x"
+    (run_dir / "checkpoints" / "step_2").mkdir(parents=True)
+    (run_dir / "config.toml").write_text(
+        build({"run": {"name": "x", "root": str(tmp_path / "runs"), "steps": 2}}).to_toml()
+    )
+    local_redis.prepare(run_dir, 0)
+    recorder = Recorder(run_dir)
+    for number, em in ((0, 0.36), (2, 0.812)):
+        recorder.note("eval", round=number, em=em, n=400)
+    for step in range(2):
+        recorder.note("step", step=step)
+    assert main(["status", str(run_dir)]) == 1
+    assert "its Redis does not answer, and 2 of 2 steps are trained. Continue it with" in capsys.readouterr().out
+    recorder.note("finished", step=2)
+    recorder.close()
+    for command in (["status", str(run_dir)], ["top", "--once", str(run_dir)]):
+        assert main(command) == 0
+        assert "has finished: 2 of 2 steps, EM 36.0 → 81.2 %; the summary is in" in capsys.readouterr().out
 
 
 def test_the_newest_run_is_meant_when_none_is_named(
