@@ -18,7 +18,7 @@ def print_state(shown: str, state: dict[str, Any]) -> None:
     if state["waiting_for"]:
         console.print(f"  waiting for {state['waiting_for']}", style="dim", highlight=False)
     console.print(_figures(state))
-    console.print(f"  {_services(state['services'])}", highlight=False)
+    console.print(f"  {_services(state['services'], state['version'])}", highlight=False)
     console.print(_actors(state["actors"]))
     console.print(_streams(state))
     for event in state["events"]:
@@ -49,10 +49,11 @@ def _figures(state: dict[str, Any]) -> Table:
     return table
 
 
-def _services(heard: dict[str, float | None]) -> str:
-    """When each last asked Redis for something; a learner asks between two steps."""
-    said = ("is not up yet" if ago is None else f"was heard {ago:.1f} s ago" for ago in heard.values())
-    return ", ".join(f"{name} {words}" for name, words in zip(heard, said, strict=True))
+def _services(heard: dict[str, float | None], announced: str | None) -> str:
+    """When each last asked Redis for something; a learner asks between two steps, and first announces its weights."""
+    silent = {"replay": "is not up yet", "learner": f"has announced {announced}" if announced else "is not up yet"}
+    said = [f"{name} {silent[name] if ago is None else f'was heard {ago:.1f} s ago'}" for name, ago in heard.items()]
+    return ", ".join(said)
 
 
 def _actors(actors: list[dict[str, Any]]) -> Table:

@@ -28,6 +28,7 @@ def run_in_redis(redis_url: str) -> str:
         for number in range(3):
             streams.add(client, keys.tasks, encode(_task(number)))
         client.xgroup_create(keys.work, streams.LEARNER, id="0", mkstream=True)
+        streams.add(client, keys.work, b"an entry")
         client.xreadgroup(streams.LEARNER, "learner", {keys.work: ">"}, count=1)
         client.xreadgroup(streams.ACTORS, "one", {keys.tasks: ">"}, count=1)
         notice = WeightsNotice(version=Version(0, 7), location="v", digest="d", size=1, published=0.0, canary=[])
