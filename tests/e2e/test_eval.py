@@ -55,6 +55,19 @@ def test_a_killed_evaluation_goes_on_where_it_was(start: Start, folder: Path, po
     assert "loading" not in third.said, "all is answered: nothing is started"
 
 
+@pytest.mark.vllm
+def test_vllm_answers_through_the_real_retriever(start: Start, folder: Path, policy: Path) -> None:
+    asked = ["--suite", str(HELD_OUT), "--k", "2", "--limit", "6", "--json", "--out", str(folder / "vllm")]
+    command = start("eval", str(policy), "--config", str(CONFIG), "--actor.engine=vllm", *asked)
+    assert command.wait(500) == 0, command.said
+    command.assert_gone()
+    found, lines = json.loads(command.stdout.read_text()), lines_of(folder / "vllm")
+    assert (found["questions"], found["settings"]["actor"]["engine"]) == (6, "vllm")
+    assert all(len(line["scores"]) == 2 and None not in line["scores"] for line in lines)
+    assert sum(map(sum, (line["searches"] for line in lines))) > 0
+    assert {status for line in lines for status in line["statuses"]} <= {"finished", "truncated"}
+
+
 def test_ctrl_c_stops_everything_and_says_how_to_go_on(start: Start, folder: Path, policy: Path) -> None:
     words = ["eval", str(policy), "--config", str(CONFIG), *ASKED, "--out", str(folder / "stopped")]
     command = start(*words)
