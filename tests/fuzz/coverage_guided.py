@@ -45,7 +45,7 @@ def _fuzz(name: str, notes: Path, options: list[str]) -> None:
     import atheris  # pyright: ignore[reportMissingImports]
     import psutil
 
-    with atheris.instrument_imports(include=["shared", "services"]):
+    with atheris.instrument_imports(include=["shared", "services"]):  # pyright: ignore[reportAttributeAccessIssue]
         from tests.fuzz.targets import TARGETS
     target = next(target for target in TARGETS if target.name == name)
     check = target.of_bytes

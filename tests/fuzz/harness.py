@@ -65,7 +65,7 @@ def drive(target: Target, inputs: int, seed: int) -> Tally:
         max_examples=inputs,
         database=None,
         deadline=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         phases=[Phase.generate, Phase.target, Phase.shrink],
         print_blob=False,
     )

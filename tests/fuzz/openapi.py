@@ -6,6 +6,7 @@ from typing import Any
 import hypothesis
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
 Seen = Counter[tuple[str, int]]
@@ -17,8 +18,8 @@ def ask(base: str, requests: int, seed: int = 0) -> Seen:
     for found in schemathesis.openapi.from_url(f"{base}/openapi.json").get_all_operations():
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             try:
-                _ask(found.ok(), mode, requests, seed, seen)
-            except hypothesis.errors.Unsatisfiable:
+                _ask(found.ok(), mode, requests, seed, seen)  # pyright: ignore[reportAttributeAccessIssue]
+            except Unsatisfiable:
                 assert mode is GenerationMode.NEGATIVE, "an operation without parameters cannot be asked wrongly"
     return seen
 
@@ -30,7 +31,7 @@ def _ask(operation: Any, mode: GenerationMode, requests: int, seed: int, seen: S
         database=None,
         deadline=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def one(case: schemathesis.Case) -> None:

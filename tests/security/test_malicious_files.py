@@ -61,7 +61,7 @@ def test_the_pickle_of_these_tests_does_run_where_it_is_unpickled(folder: Path, 
 
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
-    "whoever starts": find_model,
+    "whoever starts": lambda folder: find_model(str(folder)),
     "the learner": lambda folder: load_policy(folder, torch.float32, CPU),
     "the torch engine": lambda folder: TorchModel(folder, "cpu", torch.float32),
 }
