@@ -13,7 +13,7 @@ from services.learner.clock import Clock
 from services.learner.model_files import read_companions
 from services.learner.optimise import Optimiser
 from services.learner.optimiser_shards import load_optimiser, steps_taken
-from services.learner.policy import load_policy, pick_device, pick_dtype
+from services.learner.policy import load_policy, pick_device, pick_dtype, recompute_layers
 from services.learner.ranks import ALONE, Ranks
 from services.learner.statistics import Scores
 from services.learner.step import Trainer
@@ -51,6 +51,8 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
     folder = found[0] if found else find_model(config.model.path)
     dtype = pick_dtype(config.model.dtype, device)
     model = _load(config, folder, dtype, device, ranks)
+    if config.learner.recompute:
+        recompute_layers(model)
     frozen = None
     if config.learner.kl > 0:
         fixed = find_model(config.model.kl_reference, "model.kl_reference")

@@ -85,6 +85,13 @@ def prepare(model: Any, folder: Path, *, packed: bool) -> None:
         _use_packing(model)
 
 
+def recompute_layers(model: Any) -> None:
+    """Keep only what goes into each layer; the rest is computed again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in model.base_model.layers:
+        layer.training = True  # which transformers asks of it; what is in it stays in evaluation mode
+
+
 def is_packed(model: Any) -> bool:
     """Whether `logprobs` packs rows instead of padding them."""
     return model.config.get_text_config()._attn_implementation == PACKED

@@ -10,7 +10,7 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2Fo
 
 from services.learner.batching import flatten
 from services.learner.packing import can_pack
-from services.learner.policy import is_packed, load_policy, logprobs
+from services.learner.policy import is_packed, load_policy, logprobs, recompute_layers
 from services.learner.step import Totals, _accumulate, scan, train_step
 
 CPU = torch.device("cpu")
@@ -71,6 +71,22 @@ def test_a_scan_measures_the_same(pair: tuple[Any, Any], make_group: Any, make_t
     packed, padded = (scan(make_trainer(model), ragged(make_group)) for model in pair)
     for a, b in zip(packed, padded, strict=True):
         assert (a.headroom, a.drift) == pytest.approx((b.headroom, b.drift), abs=1e-6)
+
+
+def test_layers_that_are_recomputed_run_twice_and_give_the_same_gradient(
+    pair: tuple[Any, Any], make_group: Any
+) -> None:
+    model, rows, runs, gradients = pair[0], flatten(ragged(make_group)).rows, [], []
+    model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
+    for recompute in (False, True):
+        if recompute:
+            recompute_layers(model)
+        model.zero_grad()
+        logprobs(model, rows, 1.0).sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert len(runs) == 1 + 2
+    assert not any(part.training for part in model.base_model.layers[0].children())
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 def test_a_later_row_never_changes_an_earlier_one(pair: tuple[Any, Any], make_group: Any) -> None:

@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
             payload = make_payload(f"new{step}{i}", 3 * step + i, rewards=[1.0, 0.0, None, 1.0, 0.0])
             (groups / f"{step}-{i}-new.bin").write_bytes(encode_payload(payload))
 
-    def plan(name: str, ranks: int, resumes: str = "") -> Plan:
+    def plan(name: str, ranks: int, resumes: str = "", **learner: Any) -> Plan:
         folder = root / name
         folder.mkdir()
         if resumes:
@@ -75,13 +75,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
             "run": {"name": "test", "root": str(folder), "steps": 8},
             "model": {"path": str(policy_dir)},
             # a mini-batch of two of five groups leaves two of four ranks without any
-            "learner": {"lr": 1e-4, "device": "cpu", "threads": 1, "micro_tokens": 64, "mini_batch": 2, "batch": 4},
+            "learner": {"lr": 1e-4, "device": "cpu", "threads": 1, "micro_tokens": 64, "mini_batch": 2, "batch": 4}
+            | learner,
             "replay": {"select": 2},
         }
         first, save_at = (SAVE_AT, -1) if resumes else (0, SAVE_AT)
         return Plan(ranks, config, str(groups), first, STEPS, save_at, str(folder / "out"))
 
     plans = [plan("1", 1), plan("2", 2), plan("4", 4)]
+    plans += [plan("2 recomputing", 2, recompute=True)]
     plans += [plan("2 then 1", 1, "2"), plan("2 then 4", 4, "2"), plan("1 then 2", 2, "1")]
     (root / "plans.json").write_text(json.dumps([asdict(p) for p in plans]))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
@@ -103,7 +105,7 @@ def far(a: dict[str, Any], b: dict[str, Any]) -> float:
 def test_two_and_four_ranks_train_the_weights_that_one_does(trained: Any, policy_dir: Path) -> None:
     one = trained["1"][0]
     assert far(one, load_file(policy_dir / "model.safetensors")) > 3e-4
-    for name in ("2", "4"):
+    for name in ("2", "4", "2 recomputing"):
         assert far(one, trained[name][0]) < 1e-6, name
 
 
