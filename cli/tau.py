@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--steps {args.steps}: the first steps scan nothing yet; {STEPS} is a good number.")
     folder = Path(args.what)
     if not folder.is_dir():
+        if not folder.suffix and not folder.is_file():
+            raise UserError(f"there is no run folder {folder}, and no configuration of that name.")
         if args.json:
             raise UserError(
                 "--json prints nothing else, and a short run does: make the run first, then name its folder."
@@ -74,16 +76,32 @@ def _judge(folder: Path, as_json: bool) -> None:
     steps = last_of_each_step(read_records(folder / EVENTS))
     found = gates(steps, config.replay.tau)
     if not found:
-        raise UserError(
-            f"the run in {folder} scanned no group in its {len(steps)} steps (replay.policy = "
-            f"'{config.replay.policy}'): a policy with a gate is needed, headroom_drift for one."
-        )
+        raise UserError(f"the run in {folder} scanned no group in its {len(steps)} steps{_why(config, steps)}")
     best, why = suggest(found)
     scanned = sum(step.get("scanned", 0) for step in steps)
     if as_json:
         _print_json(found, best, why, scanned)
     else:
         _print(folder, found, best, why, scanned, config)
+
+
+def _why(config: Any, steps: list[dict[str, Any]]) -> str:
+    """What kept a run from scanning anything, and what to do about it: the end of a sentence."""
+    if not _has_gate(config.replay.policy):
+        return f" (replay.policy = '{config.replay.policy}'): a policy with a gate is needed, headroom_drift for one."
+    if not any(step.get("mixed_groups") for step in steps):
+        return (
+            ": none of them had both right and wrong rollouts, so nothing was stored that could be scanned. Read the "
+            "run's samples.md before its gate."
+        )
+    return ": what a step stores is scanned from the next one on, so make a longer run."
+
+
+def _has_gate(policy: str) -> bool:
+    from services.replay.policies import get_policy
+    from services.replay.rules import within_tau
+
+    return get_policy(policy).accepts is within_tau
 
 
 def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, config: Any) -> None:
@@ -137,15 +155,13 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     from cli import up
     from cli.overrides import is_set
     from cli.preflight import Preflight
-    from services.replay.policies import get_policy
-    from services.replay.rules import within_tau
     from shared.config import load
 
     asked = load(config_file, overrides)
     words = ["--run.steps", str(steps), "--data.eval=", "--search.port", "0", "--replay.port", "0"]
     if not is_set(overrides, "run.name"):
         words += ["--run.name", free_name(Path(asked.run.root), asked.run.name + SUFFIX)]
-    if get_policy(asked.replay.policy).accepts is not within_tau:
+    if not _has_gate(asked.replay.policy):
         print(f"replay.policy = '{asked.replay.policy}' has no gate: the short run takes headroom_drift.")
         words += ["--replay.policy", "headroom_drift"]
     config = up.resolve(config_file, None, [*overrides, *words])

@@ -137,7 +137,19 @@ def test_the_command_prints_the_gates_and_the_suggestion(run_dir, capsys):
 def test_a_run_that_scanned_nothing_is_refused(run_dir, capsys):
     (run_dir / "events.jsonl").write_text(json.dumps({"kind": "step", "step": 0, "scanned": 0}) + "\n")
     assert main(["tau", str(run_dir)]) == 2
-    assert "scanned no group in its 1 steps" in capsys.readouterr().err
+    assert "scanned no group in its 1 steps: none of them had both right and wrong" in capsys.readouterr().err
+    mixed = {"kind": "step", "step": 0, "scanned": 0, "mixed_groups": 3}
+    (run_dir / "events.jsonl").write_text(json.dumps(mixed) + "\n")
+    assert main(["tau", str(run_dir)]) == 2
+    assert "make a longer run" in capsys.readouterr().err
+    (run_dir / "config.toml").write_text(f'[replay]\npolicy = "uniform"\ntau = {TAU}\n')
+    assert main(["tau", str(run_dir)]) == 2
+    assert "a policy with a gate is needed" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path, capsys):
+    assert main(["tau", str(tmp_path / "runs" / "nope")]) == 2
+    assert f"there is no run folder {tmp_path / 'runs' / 'nope'}" in capsys.readouterr().err
 
 
 def test_a_run_under_a_gate_of_zero_is_refused(run_dir, capsys):
