@@ -98,7 +98,7 @@ def _read_parquet(path: Path) -> Any:
     try:
         names = pq.read_schema(path).names
         return pq.read_table(path, columns=[name for name in names if name in COLUMNS], memory_map=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a column's name that is no UTF-8
         first = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read as parquet ({first}): check that the download is complete.") from None
 

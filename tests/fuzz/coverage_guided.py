@@ -35,7 +35,9 @@ def drive_by_coverage(target: Target, inputs: int, seed: int) -> Tally:
         worst = [file for file in found if not file.name.startswith("slow")]
         if done.returncode or worst:
             shown = "".join(f"\n{file.name}: {file.read_bytes()[:2000]!r}" for file in worst)
-            raise AssertionError(f"{target.name}: {done.stderr[-3000:]}{shown}")
+            raise AssertionError(
+                f"{target.name}: status {done.returncode}\n{done.stderr[-1500:]}{done.stdout[-1500:]}{shown}"
+            )
         tally = Tally(**json.loads(notes.read_text()))
     assert tally.mib < MEMORY_MIB, f"{target.name}: {tally.mib:.0f} MiB stayed behind {tally.inputs} inputs"
     return tally

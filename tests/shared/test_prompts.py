@@ -174,3 +174,30 @@ def test_real_files_open(shared_data: Path):
     for name in ("aime24.test", "amc23.test", "minerva_math.test"):
         prompts = open_prompts(str(shared_data / "math" / f"{name}.jsonl"))
         assert all(prompts[index].ground_truth for index in range(len(prompts)))
+
+
+def test_a_parquet_whose_column_names_are_no_text_is_a_sentence(tmp_path: Path):
+    path = tmp_path / "set.parquet"
+    pq.write_table(pa.table({"questionx": ["q"]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"questionx", b"question\x8f"))
+    with pytest.raises(UserError, match="cannot be read as parquet"):
+        open_prompts(str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"question": "q", "answer": "a", "prompt": 5}', "has a prompt that is not a list"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"question": "q", "answer": ' + "9" * 5000 + "}", "line 1"),
+    ],
+)
+def test_a_line_that_is_hostile_is_a_sentence(tmp_path: Path, line: str, said: str):
+    with pytest.raises(UserError, match=said):
+        open_prompts(lines(tmp_path / "set.jsonl", line))
+
+
+def test_half_a_surrogate_pair_does_not_stand_in_the_way_of_a_message(tmp_path: Path):
+    row = '{"question": "\\ud800 q", "answer": ["\\udc00"], "id": "\\ud800", "data_source": "\\ud800"}'
+    example = open_prompts(lines(tmp_path / "set.jsonl", row))[0]
+    assert (example.question, example.ground_truth, example.id) == ("? q", ["?"], "?")
