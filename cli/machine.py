@@ -7,6 +7,7 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ RUN_DISK_BYTES = 2 * GIB
 VLLM_SHARED_MEMORY_BYTES = 1 * GIB
 DEFAULT_PORTS = {"env_search": 8000, "replay": 8001}
 DEEP_IMPORT_S = 180.0
+COMPOSE_MINIMUM = (2, 24)
 
 State = Literal["ok", "optional", "missing"]
 """`missing` stops a run on this machine; `optional` is something a run can do without."""
@@ -203,10 +205,22 @@ def _port_key(service: str) -> str:
 def _docker() -> Check:
     if shutil.which("docker") is None:
         return Check("docker", "optional", "none", "only needed for the container images")
-    version = _first_lines(["docker", "version", "--format", "{{.Server.Version}}"])
-    if version:
-        return Check("docker", "ok", version[0])
-    return Check("docker", "optional", "no engine answers", "only needed for the container images: start the engine")
+    engine = _first_lines(["docker", "version", "--format", "{{.Server.Version}}"])
+    if not engine:
+        return Check(
+            "docker", "optional", "no engine answers", "only needed for the container images: start the engine"
+        )
+    compose = _first_lines(["docker", "compose", "version", "--short"])
+    found = f"{engine[0]}, compose {compose[0] if compose else 'missing'}"
+    if not compose or _numbers(compose[0]) < COMPOSE_MINIMUM:
+        needed = ".".join(map(str, COMPOSE_MINIMUM))
+        return Check("docker", "optional", found, f"compose.yaml needs the plugin docker compose, {needed} or later")
+    return Check("docker", "ok", found)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two of `2.24.0` or `v2.24.0-desktop.1`."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _imports(name: str, program: str, otherwise: State) -> Check:

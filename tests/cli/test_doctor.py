@@ -86,3 +86,22 @@ def test_the_deep_report_imports_what_it_names(capsys: pytest.CaptureFixture[str
     report = json.loads(capsys.readouterr().out)
     states = {check["name"]: check["state"] for check in report["checks"]}
     assert states["torch, imported"] == states["transformers, imported"] == states["vllm, imported"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("compose", "state", "shown"),
+    [("v2.30.1-desktop.1", "ok", "27.1.0, compose v2.30.1-desktop.1"), ("2.9.0", "optional", "27.1.0, compose 2.9.0"),
+     ("", "optional", "27.1.0, compose missing")],
+)  # fmt: skip
+def test_docker_is_only_right_with_a_compose_that_reads_our_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compose: str, state: str, shown: str
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f'#!/bin/sh\n[ "$1" = version ] && echo 27.1.0 && exit\n[ -n "{compose}" ] && echo {compose} && exit\nexit 1\n'
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    check = machine._docker()
+    assert (check.state, check.found) == (state, shown)
+    assert check.state == "ok" or "2.24 or later" in check.advice
