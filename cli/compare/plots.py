@@ -102,7 +102,7 @@ def _training(arms: Arms) -> Figure:
     axes[0].set_xlabel("fresh groups generated")
     axes[1].set_title("The same, by training time")
     axes[1].set_xlabel("seconds, first step left out")
-    axes[2].set_title("Entropy of sampled tokens, nats")
+    axes[2].set_title("Entropy (mean -log p of trained tokens), nats")
     axes[2].set_xlabel("step")
     return _finish(figure, axes)
 

@@ -19,7 +19,7 @@ from cli.compare.study import Study
 SAYS = {
     "step_time": "Stacked bars: mean time of a step by what the learner did, for each arm",
     "quality": "Mean@k and Best@k of each arm with the interval over seeds",
-    "training": "Share of right answers in training against fresh groups and against time, and entropy",
+    "training": "Share of right answers in training against fresh groups and against time, and entropy (mean -log p)",
     "replay": "Acceptance, scanned groups, replayed groups, replay KL, Headroom and distinct ages, by step",
     "ages": "Histogram of the ages of replayed groups, for each arm that replays",
     "what_if": "Acceptance and KL that other gates would have had, by multiple of tau",

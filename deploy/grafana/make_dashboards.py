@@ -179,7 +179,7 @@ DASHBOARDS: dict[str, list[Panel]] = {
             "sci",
             help="Replayed groups: near .002 is calm, a steady climb says that tau is too wide.",
         ),
-        Panel("Entropy", {"nats per token": "headrace_learner_entropy"}),
+        Panel("Entropy (mean -log p)", {"nats per trained token": "headrace_learner_entropy"}),
         Panel("Ratio", {"mean": "headrace_learner_ratio_mean"}),
         Panel("Dead tokens", {"no gradient for the clip": "headrace_learner_clip_share"}, "percentunit"),
         Panel(
