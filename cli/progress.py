@@ -14,6 +14,7 @@ from rich.text import Text
 from cli.view import RunView
 
 LINE_EVERY_S, LINE_EVERY_STEPS = 10.0, 5
+SAME_EVERY_S = 60.0
 BAR_WIDTH = 40
 WARNING_SHOWN_S = 120.0
 DASH = "–"
@@ -76,16 +77,24 @@ def _keep_output_at_interrupts(file: IO[str]) -> list:
 
 
 class PlainScreen:
-    """A line every LINE_EVERY_STEPS steps or LINE_EVERY_S seconds, whichever comes first, and one per phase."""
+    """A line every LINE_EVERY_STEPS steps or LINE_EVERY_S seconds, whichever comes first, and one per phase.
+
+    While no step is trained and the same is waited for, every SAME_EVERY_S; a warning has a line of its own, once.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._time, self._step, self._what = float("-inf"), -1, ""
+        self._time, self._step, self._what, self._warned = float("-inf"), -1, "", 0.0
 
     def show(self, view: RunView) -> None:
         """Print a line when it is time for one."""
         now, what = time.monotonic(), doing(view)
-        due = now - self._time >= LINE_EVERY_S or view.trained - self._step >= LINE_EVERY_STEPS
+        same = (view.trained, what) == (self._step, self._what)
+        due = now - self._time >= (SAME_EVERY_S if same else LINE_EVERY_S)
+        due = due or view.trained - self._step >= LINE_EVERY_STEPS
+        if view.warning_time > max(self._warned, view.started):  # not those of an earlier session
+            self._warned = view.warning_time
+            print(f"! {view.warning}", file=self._stream, flush=True)
         if due or (what != self._what and view.phase != "training"):
             self._time, self._step, self._what = now, view.trained, what
             print(line(view, time.time()), file=self._stream, flush=True)
@@ -123,7 +132,7 @@ def line(view: RunView, now: float) -> str:
         f"acceptance {percent(view.recent_mean('acceptance'))}",
         f"lag {number(view.recent_mean('lag_mean'), 1)}",
         f"{number(view.recent_mean('tokens_per_s'), 0)} tokens/s",
-        f"learner idle {percent(view.idle_share())}",
+        f"learner idle {percent(view.idle_share())} of the last {len(view.recent)} steps",
         f"memory {gib(view.memory_bytes)}",
     ]
     return ", ".join([head, *filter(None, parts)])
@@ -139,6 +148,8 @@ def table(view: RunView, now: float) -> Group:
     for left, middle, right in zip(_policy(view), _replay(view), _system(view), strict=True):
         grid.add_row(*left, *_indented(middle), *_indented(right))
     rows += [Padding(grid, (1, 0, 0, 2)), Padding(_actors(view), (0, 0, 0, 2))]
+    if view.recent:
+        rows.append(Text(f"  shares and means are of the last {len(view.recent)} steps", style="dim"))
     if view.warning and now - view.warning_time < WARNING_SHOWN_S:
         rows.append(Padding(Text(f"! {view.warning}", style="yellow"), (0, 0, 0, 2)))
     return Group(*rows)

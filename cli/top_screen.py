@@ -96,10 +96,11 @@ def _state(glance: Glance, note: str) -> Text:
 def _metrics(glance: Glance, curve: int) -> Table:
     c = glance.columns
     idle = [_ratio(w, s) for w, s in zip(c.get("wait_s", []), c.get("step_s", []), strict=True)]
+    share = _ratio(_mean(c.get("wait_s", [])), _mean(c.get("step_s", [])))
     table = _grid(4)
     gate = "no gate" if glance.tau is None else f"τ {glance.tau:g}"
     rows = [
-        ("learner idle", percent(_mean(idle)), idle, (0, 1), "of a step"),
+        ("learner idle", percent(share), idle, (0, 1), f"last {RECENT} steps"),
         ("acceptance", percent(_mean(c.get("acceptance", []))), c.get("acceptance", []), (0, 1), gate),
         ("lag", number(_mean(c.get("lag_mean", [])), 2), c.get("lag_mean", []), (0, None), "versions"),
         ("replay KL", _small(_mean(c.get("replay_kl", []))), c.get("replay_kl", []), (0, None), "flat is healthy"),

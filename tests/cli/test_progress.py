@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from cli.progress import PlainScreen, clock, doing, line, screen_for, table
@@ -97,3 +98,25 @@ def test_without_a_terminal_there_are_a_few_plain_lines() -> None:
 
 def test_times_are_read_as_on_a_clock() -> None:
     assert [clock(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
+
+
+def test_without_a_terminal_what_has_not_changed_is_seldom_said_and_a_warning_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, stream = [0.0], io.StringIO()
+    monkeypatch.setattr("cli.progress.time.monotonic", lambda: now[0])
+    screen, view = PlainScreen(stream), RunView("x", 10, started=1.0)
+    view.waiting_for = ["learner"]
+    for _ in range(100):
+        screen.show(view)
+        now[0] += 1.0
+    assert stream.getvalue().count("waiting for learner") == 2
+    view.warn("acceptance is low", 2.0)
+    for _ in range(5):
+        screen.show(view)
+    assert stream.getvalue().count("! acceptance is low") == 1
+
+
+def test_the_window_of_the_figures_is_named() -> None:
+    assert "learner idle 25.0 % of the last 10 steps" in line(training_view(), 100.0)
+    assert "of the last 10 steps" in drawn(training_view())

@@ -6,7 +6,7 @@ import { DASH, last, number, percent, small } from "/page/format.js";
 const W = 240,
   H = 84,
   PAD = 15;
-const ratio = (a, b) => (typeof a === "number" && b > 0 ? a / b : null);
+export const ratio = (a, b) => (typeof a === "number" && b > 0 ? a / b : null);
 
 // name, what it means, main series, and where there is one: a fainter second, a bound, evaluations, a fixed range
 const CURVES = [
@@ -73,8 +73,6 @@ const CURVES = [
     floor: 0,
   },
 ];
-
-export const idle = (c) => CURVES[3].main(c);
 
 export class Curves {
   constructor() {

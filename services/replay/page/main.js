@@ -1,7 +1,7 @@
 // Ties the page together: asks once a second where the run is, fetches what has changed, shows the overview or a group.
 
 import { asker } from "/page/api.js";
-import { Curves, idle } from "/page/curves.js";
+import { Curves, ratio } from "/page/curves.js";
 import { byId, el, setText } from "/page/dom.js";
 import { DASH, bytes, clock, count, last, mean, number, percent, small, version } from "/page/format.js";
 import { GroupView } from "/page/group.js";
@@ -87,7 +87,7 @@ function showTiles(c) {
   const gap = c ? last(c.engine_gap) : null;
   const gapLimit = c ? last(c.engine_gap_limit) : null;
   const tiles = [
-    ["learner idle", percent(recent(c && idle(c))), `last ${RECENT} steps`],
+    ["learner idle", percent(c ? ratio(recent(c.wait_s), recent(c.step_s)) : null), `last ${RECENT} steps`],
     [
       "acceptance",
       now.gated ? percent(recent(c?.acceptance)) : DASH,
