@@ -120,18 +120,13 @@ def _make(config: Any, args: argparse.Namespace, without: dict[str, Any] | None)
     out = sys.stderr if args.json else sys.stdout
     print(f"{len(faults)} faults in {args.minutes:g} minutes of the run in {run_dir}.", file=out, flush=True)
 
-    async def hurt() -> tuple[Any, bool]:
-        made = ChaosSession(config, screen, len(os.sched_getaffinity(0)), faults, args.seed)
-        sessions.append(made)
-        return made, (await made.run()).finished
-
-    sessions: list[Any] = []
     ended, stopped = "", False
     with session.lock(run_dir):
         (run_dir / "config.toml").write_text(config.to_toml())
         screen = screen_for(out)
+        made = ChaosSession(config, screen, len(os.sched_getaffinity(0)), faults, args.seed)
         try:
-            made, finished = asyncio.run(hurt())
+            finished = asyncio.run(made.run()).finished
             if made.stood_still:
                 ended = f"the run stood still for {STILL_S:g} s after the last fault, and was ended."
             stopped = not finished and not made.stood_still
@@ -141,7 +136,7 @@ def _make(config: Any, args: argparse.Namespace, without: dict[str, Any] | None)
             screen.close()
         summary = artefacts.write(run_dir, pictures=not ended and not stopped)
     records = read_records(run_dir / EVENTS)
-    record = report(sessions[0].inflicted, len(faults), check_run(config), summary, without, records, ended)
+    record = report(made.inflicted, len(faults), check_run(config), summary, without, records, ended)
     return {"seed": args.seed, "minutes": args.minutes} | record, stopped
 
 
