@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from statistics import median
 
 import httpx
 import pytest
@@ -31,12 +32,12 @@ def page(tmp_path_factory: pytest.TempPathFactory, redis_server_url: str) -> Ite
 
 def test_512_groups_of_16_rollouts_are_there_within_two_seconds(page: Page) -> None:
     took = []
-    while not took or (min(took) >= 2000 and len(took) < 8):  # the machine may have other work
+    for _ in range(5):
         page.open()
         page.find(ROWS)
         took.append(page.js("return performance.getEntriesByName('shown')[0].startTime"))
-    print(f"512 groups shown after {min(took):.0f} ms, of {[round(t) for t in took]}")
-    assert min(took) < 2000
+    print(f"512 groups shown after {median(took):.0f} ms, of {[round(t) for t in took]}")
+    assert median(took) < 2000
     assert len(page.texts(ROWS)) == GROUPS
     page.until(lambda: "512 stored groups" in page.find("#scatter").get_attribute("aria-label"), "summary of the plot")
 

@@ -3,8 +3,10 @@
 export const DASH = "–";
 const known = (x) => typeof x === "number" && Number.isFinite(x);
 
-export const number = (x, digits = 3) =>
-  known(x) ? x.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : DASH;
+const formats = [0, 1, 2, 3].map(
+  (digits) => new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }),
+);
+export const number = (x, digits = 3) => (known(x) ? formats[digits].format(x) : DASH);
 export const percent = (x) => (known(x) ? `${(100 * x).toFixed(1)} %` : DASH);
 
 // Three figures, with an exponent only where zeros would have to be counted.

@@ -1,4 +1,6 @@
 // The stored groups as a table: sorted by any column, filtered, walked with the arrow keys.
+// A row stays the same element as long as its group is shown, and only what has changed is written: making 512 rows
+// anew at every step would take a quarter of a second. The style sheet lays rows out as grids, so their roles are said.
 
 import { byId, el, setText } from "/page/dom.js";
 import { count, number, small } from "/page/format.js";
@@ -48,7 +50,7 @@ const COLUMNS = [
     key: "tokens",
     name: "tokens",
     says: "trained on",
-    text: (g, i) => g.tokens[i].toLocaleString("en"),
+    text: (g, i) => number(g.tokens[i], 0),
     sort: (g, i) => g.tokens[i],
     narrow: true,
   },
@@ -66,9 +68,10 @@ export class Table {
     this.sort = { column: COLUMNS[2], up: false };
     this.limit = AT_ONCE;
     this.body = byId("groups").tBodies[0];
+    this.rows = new Map(); // of the groups shown, by id
     this.heads = COLUMNS.map((column) => {
       const button = el("button", { type: "button", title: column.says, onclick: () => this.by(column) }, column.name);
-      return el("th", { scope: "col", class: classes(column) }, button);
+      return el("th", { scope: "col", role: "columnheader", class: classes(column) }, button);
     });
     byId("groups").tHead.rows[0].replaceChildren(...this.heads);
     this.body.addEventListener("click", (e) => this.openRow(e.target.closest("tr")));
@@ -118,37 +121,24 @@ export class Table {
     });
     const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.id : null;
     const current = focused ?? this.current;
-    const made = shown.map((i) => this.row(i));
-    this.current = shown.some((i) => this.groups.id[i] === current) ? current : this.groups.id[shown[0]];
-    if (!made.length) made.push(message(this.groups.id.length ? "No group is of this kind." : this.empty));
-    if (rows.length > shown.length) made.push(this.more(rows.length));
-    this.body.replaceChildren(...made);
+    const before = this.rows;
+    this.rows = new Map(shown.map((i) => [this.groups.id[i], before.get(this.groups.id[i]) ?? new Row()]));
+    shown.forEach((i) => this.rows.get(this.groups.id[i]).show(this.groups, i));
+    const wanted = [...this.rows.values()].map((row) => row.tr);
+    if (!wanted.length) wanted.push(message(this.groups.id.length ? "No group is of this kind." : this.empty));
+    if (rows.length > shown.length) wanted.push(this.more(rows.length));
+    arrange(this.body, wanted);
+    this.find(this.current)?.setAttribute("tabindex", -1);
+    this.current = this.rows.has(current) ? current : this.groups.id[shown[0]];
     const here = this.find(this.current);
-    if (here) here.tabIndex = 0;
-    if (focused && here) here.focus({ preventScroll: true });
+    here?.setAttribute("tabindex", 0);
+    if (focused && here && here !== document.activeElement) here.focus({ preventScroll: true });
     const g = this.groups,
       all =
         g.total > g.id.length
           ? `the ${g.id.length.toLocaleString("en")} of highest Headroom of ${g.total.toLocaleString("en")}`
           : count(g.total, "group");
     setText(byId("groups-count"), rows.length === g.id.length ? all : `${rows.length.toLocaleString("en")} of ${all}`);
-  }
-
-  row(i) {
-    const g = this.groups;
-    const cells = COLUMNS.map((column, k) =>
-      el(
-        "td",
-        { class: classes(column) },
-        ...(k ? [] : [el("i", { class: `dot ${DOTS[g.mark[i]]}`, title: MARKS[g.mark[i]] })]),
-        column.text(g, i),
-      ),
-    );
-    return el(
-      "tr",
-      { "tabindex": -1, "data-id": g.id[i], "aria-label": `group ${g.id[i]}, ${MARKS[g.mark[i]]}` },
-      ...cells,
-    );
   }
 
   more(total) {
@@ -163,11 +153,11 @@ export class Table {
       },
       `Show all ${total.toLocaleString("en")}`,
     );
-    return el("tr", {}, el("td", { colspan: COLUMNS.length }, button));
+    return el("tr", { role: "row" }, el("td", { role: "cell", colspan: COLUMNS.length }, button));
   }
 
   find(id) {
-    return [...this.body.rows].find((row) => row.dataset.id === id);
+    return this.rows.get(id)?.tr;
   }
 
   openRow(row) {
@@ -190,8 +180,8 @@ export class Table {
     else if (to === undefined) return;
     else {
       const row = rows[Math.max(0, Math.min(rows.length - 1, to))];
-      rows[at].tabIndex = -1;
-      row.tabIndex = 0;
+      rows[at].setAttribute("tabindex", -1);
+      row.setAttribute("tabindex", 0);
       row.focus();
       this.current = row.dataset.id;
     }
@@ -199,6 +189,45 @@ export class Table {
   }
 }
 
+class Row {
+  constructor() {
+    this.dot = el("i");
+    this.texts = COLUMNS.map(() => document.createTextNode(""));
+    const cells = COLUMNS.map((column, k) =>
+      el("td", { role: "cell", class: classes(column) }, k ? null : this.dot, this.texts[k]),
+    );
+    this.tr = el("tr", { role: "row", tabindex: -1 }, ...cells);
+  }
+
+  show(g, i) {
+    COLUMNS.forEach((column, k) => {
+      const text = String(column.text(g, i));
+      if (this.texts[k].data !== text) this.texts[k].data = text;
+    });
+    if (this.mark === g.mark[i]) return;
+    this.mark = g.mark[i];
+    this.tr.dataset.id = g.id[i];
+    this.tr.setAttribute("aria-label", `group ${g.id[i]}, ${MARKS[this.mark]}`);
+    this.dot.className = `dot ${DOTS[this.mark]}`;
+    this.dot.title = MARKS[this.mark];
+  }
+}
+
+// Makes `wanted` the children of `parent`, moving few: what has gone or moves down is taken out before it is waited for.
+function arrange(parent, wanted) {
+  const kept = new Set(wanted);
+  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
+  let at = parent.firstElementChild;
+  for (const child of wanted) {
+    if (at && at !== child && at.nextElementSibling === child) {
+      at.remove();
+      at = child;
+    }
+    if (at === child) at = at.nextElementSibling;
+    else parent.insertBefore(child, at);
+  }
+}
+
 const classes = (column) =>
   [column.key === "id" ? "" : "n", column.narrow ? "narrow-off" : ""].join(" ").trim() || null;
-const message = (text) => el("tr", {}, el("td", { colspan: COLUMNS.length, class: "empty" }, text));
+const message = (text) => el("tr", { role: "row" }, el("td", { role: "cell", colspan: COLUMNS.length, class: "empty" }, text));
