@@ -23,7 +23,7 @@ from cli.session import REDIS_NAME, Outcome, Session
 from shared.cancellation import stop
 from shared.config import Config
 
-STILL_S = 240.0
+STILL_S = 300.0
 LOOK_S = 1.0
 # a file that may not grow is an error to Redis, as a full disk is, instead of a signal that ends it
 IGNORE_XFSZ = ["sh", "-c", 'trap "" XFSZ; exec "$@"', "sh"]
