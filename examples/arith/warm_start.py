@@ -54,7 +54,7 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, limit: 
     figures: dict[str, float] = {}
     for mode in ("greedy", "sampled"):
         torch.manual_seed(0)
-        out = model.generate(**inputs, do_sample=mode == "sampled", max_new_tokens=RESPONSE_TOKENS)  # pyright: ignore[reportCallIssue]
+        out = model.generate(**inputs, do_sample=mode == "sampled", max_new_tokens=RESPONSE_TOKENS)  # pyright: ignore[reportAttributeAccessIssue]
         written = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         scores = [score("math", text, row["answer"]) for text, row in zip(written, rows, strict=True)]
         figures[mode] = 100 * sum(s.correct for s in scores) / len(rows)

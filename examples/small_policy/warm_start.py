@@ -13,6 +13,7 @@ from examples.small_policy.tokenizer import Row
 
 def small_model(tokenizer: PreTrainedTokenizerFast, layers: int) -> Qwen2ForCausalLM:
     """Random weights: d 128, 4 heads, 2 key-value heads, ff 256, tied embeddings, 512 positions."""
+    ids = tokenizer.get_vocab()
     config = Qwen2Config(
         vocab_size=-(-len(tokenizer) // 8) * 8,
         hidden_size=128,
@@ -22,9 +23,9 @@ def small_model(tokenizer: PreTrainedTokenizerFast, layers: int) -> Qwen2ForCaus
         num_key_value_heads=2,
         max_position_embeddings=512,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=ids[str(tokenizer.bos_token)],
+        eos_token_id=ids[str(tokenizer.eos_token)],
+        pad_token_id=ids[str(tokenizer.pad_token)],
     )
     return Qwen2ForCausalLM(config)
 
