@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_in_every_part_ends_with_the_bits_of_one_that_is_no
     assert killed["lineages"] >= 3 > whole["lineages"]
     assert sum(line["replay"] != [] for line in whole["ledger"]) > STEPS / 2, "replay is part of it"
     for part in ("ledger", "counters", "buffer"):
-        assert killed[part] == whole[part], part
+        assert repr(killed[part]) == repr(whole[part]), part  # a group that was never scanned has no number for Drift
     assert_same_bits(whole["state"], killed["state"], "trainer_state")
     assert killed["weights"] == whole["weights"]
 
