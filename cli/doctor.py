@@ -1,4 +1,7 @@
-"""`headrace doctor`: what this machine can run, what is missing, and what to do about it."""
+"""`headrace doctor`: what this machine can run, what is missing, and what to do about it.
+
+Exit status 0 where a run can start here, else 1. `missing` stops a run, `optional` is something it can do without.
+"""
 
 import argparse
 import json
@@ -6,19 +9,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from cli import machine
 from cli.machine import Check
 
+EPILOG = """examples:
+  headrace doctor             a second: what is installed, memory, disk, ports
+  headrace doctor --deep      a minute: also whether torch, transformers and vLLM import
+  headrace doctor --json      the same for a program
+"""
 STYLES = {"ok": "green", "optional": "yellow", "missing": "bold red"}
 
 
 def add_parser(subparsers: Any) -> None:
     """Add `doctor` to the subparsers of the `headrace` command."""
-    doctor = subparsers.add_parser("doctor", help="say what this machine can run and what is missing")
+    doctor = subparsers.add_parser(
+        "doctor",
+        help="say what this machine can run and what is missing",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
     doctor.add_argument("--deep", action="store_true", help="also import torch, transformers and vLLM (a minute)")
     doctor.set_defaults(run=run)
@@ -39,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_report(checks: list[Check], engine: str | None, ready: bool) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("what", "state", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
+    """A line for each, which only the terminal itself may break: paths and commands can be copied as they are."""
+    console, width = Console(highlight=False), max(len(check.name) for check in checks)
     for check in checks:
-        style = STYLES[check.state]
-        table.add_row(check.name, f"[{style}]{check.state}[/]", check.found, check.advice)
-    console = Console()
-    console.print(table)
+        state = f"[{STYLES[check.state]}]{check.state:<8}[/]"
+        console.print(f"  {check.name:<{width}}  {state}  {escape(check.found)}", soft_wrap=True)
+        if check.advice:
+            console.print(f"  {'':<{width}}  {'':<8}  {escape(check.advice)}", style="dim", soft_wrap=True)
+    console.print()
     if ready:
         console.print(f"This machine can run Headrace; actors generate with the {engine} engine.")
     else:

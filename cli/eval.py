@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     evaluate = subparsers.add_parser(
         "eval",
         help="ask a model the questions of a suite, k times each",
-        usage="headrace eval MODEL --suite FILE_OR_NAME [...] [--k K ...] [--section.key VALUE ...]",
+        usage="headrace eval MODEL [--suite FILE_OR_NAME ...] [--k K ...] [--section.key VALUE ...]",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -28,6 +28,7 @@ RUN_DISK_BYTES = 2 * GIB
 VLLM_SHARED_MEMORY_BYTES = 1 * GIB
 DEFAULT_PORTS = {"env_search": 8000, "replay": 8001}
 DEEP_IMPORT_S = 180.0
+ANSWER_S = 1.0
 COMPOSE_MINIMUM = (2, 24)
 
 State = Literal["ok", "optional", "missing"]
@@ -195,7 +196,23 @@ def _port(service: str, port: int) -> Check:
     name = f"port {port}"
     if can_listen("127.0.0.1", port):
         return Check(name, "ok", f"free, for {service}")
-    return Check(name, "optional", "in use", f"the default of {service}: set another with --{_port_key(service)} PORT")
+    found = f"in use{_by(port)}"
+    return Check(name, "optional", found, f"the default of {service}: set another with --{_port_key(service)} PORT")
+
+
+def _by(port: int) -> str:
+    """Which service of Headrace answers there, as the end of a sentence; empty for anything else."""
+    import httpx
+
+    try:
+        health = httpx.get(f"http://127.0.0.1:{port}/health", timeout=ANSWER_S, trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
+        return ""
+    if not isinstance(health, dict):
+        return ""
+    if "run" in health:
+        return f" by the Headrace run '{health['run']}'"
+    return " by the retriever of a Headrace run" if {"backend", "documents", "index"} <= health.keys() else ""
 
 
 def _port_key(service: str) -> str:

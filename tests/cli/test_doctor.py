@@ -5,6 +5,8 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,34 @@ def test_docker_is_only_right_with_a_compose_that_reads_our_files(
     check = machine._docker()
     assert (check.state, check.found) == (state, shown)
     assert check.state == "ok" or "2.24 or later" in check.advice
+
+
+def test_a_port_that_a_run_holds_is_told_by_the_name_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"ready": True, "run": "atlas-007"}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing is said."""
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setattr(machine, "DEFAULT_PORTS", {"replay": server.server_port})
+        check = next(c for c in machine.quick_checks(Path.cwd()) if c.name == f"port {server.server_port}")
+        server.shutdown()
+    assert check.found == "in use by the Headrace run 'atlas-007'"
+    assert "--replay.port PORT" in check.advice
+
+
+def test_a_path_is_never_broken_at_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "/a/very/" + "long/" * 30 + "redis-server"
+    checks = [Check("redis server", "ok", f"redis 8 at {path}"), Check("disk", "missing", "1 [GiB]", f"empty {path}")]
+    doctor._print_report(checks, "torch", False)
+    assert capsys.readouterr().out.count(path) == 2
