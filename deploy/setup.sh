@@ -49,7 +49,25 @@ wanted_stamp() {
     echo "$digest $accelerator $("$python" -c 'import sys; print(*sys.version_info[:3], sep=".")') $PWD"
 }
 
-pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" >> "$LOG" 2>&1; }
+# Says every 15 s what pip has come to, until it is killed or the script is gone.
+tell_progress() {
+    local from now
+    from=$(wc -l < "$LOG")
+    while sleep 15 > /dev/null && kill -0 $$ 2> /dev/null; do
+        now=$(tail -n "+$((from + 1))" "$LOG" | grep -E '^ *(Collecting|Downloading|Using cached|Building|Installing)' || true)
+        printf 'setup:   %s packages so far; %.90s\n' "$(grep -c '^ *Collecting' <<< "$now")" \
+            "$(tail -n 1 <<< "$now" | sed 's/^ *//; s/ (from .*//')"
+    done
+}
+
+pip_install() {
+    local teller status=0
+    tell_progress & teller=$!
+    "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" >> "$LOG" 2>&1 || status=$?
+    kill "$teller" 2>/dev/null || true
+    wait "$teller" 2>/dev/null || true
+    return $status
+}
 
 install_torch_for_cpu() {
     local version=$TORCH+cpu
