@@ -32,6 +32,7 @@ from tests.actor.running import (
     pending,
     ready,
     send,
+    start_search,
     wait_for,
 )
 
@@ -203,17 +204,25 @@ def test_a_malformed_task_is_buried_and_the_others_go_on(client, config, start_a
 
 
 @pytest.mark.slow
-def test_a_retriever_that_is_down_masks_rollouts_and_never_scores_them(
-    client, make_config, redis_url, start_actor, publish
+def test_without_a_retriever_a_task_is_handed_back_and_answered_once_there_is_one(
+    client, make_config, redis_url, start_actor, publish, tmp_path
 ):
-    config = make_config(redis={"url": redis_url}, env={"url": "http://127.0.0.1:9", "retries": 0})
+    port = free_port()
+    config = make_config(redis={"url": redis_url}, env={"url": f"http://127.0.0.1:{port}", "retries": 0})
     announce(client, publish(0, seed=0))
     send(client, make_task(0, group_size=8))
     start_actor(config)
     # without the retriever not even its index is known, so the task is given back instead of half done
-    wait_for("the task to come back", lambda: True if any(b["groups_running"] for b in heartbeats(client)) else None)
-    time.sleep(2)
+    wait_for("the task to be handed back", lambda: _handed_back(client) or None)
     assert client.xlen(KEYS.groups) == 0 and pending(client) == 1
+    search = start_search(tmp_path, port)
+    try:
+        (group,) = headers(client, 1)
+    finally:
+        search.terminate()
+        search.wait(10)
+    assert group.usable and group.id == "t0" and None not in group.rewards
+    assert pending(client) == 0
 
 
 @pytest.mark.slow
@@ -245,6 +254,11 @@ def test_redis_restarting_does_not_end_an_actor(config, start_actor, publish, tm
     finally:
         server.terminate()
         server.wait(10)
+
+
+def _handed_back(client: redis.Redis) -> list[str]:
+    texts = [record.get("text", "") for _, record in parse(client.xrange(KEYS.events))]
+    return [text for text in texts if text.startswith("task t0 is handed back: ")]
 
 
 def _pings(client: redis.Redis) -> bool | None:
