@@ -9,10 +9,11 @@ A signal stops rank 0 at its next safe point; whoever started the ranks ends the
 import msgspec
 
 from services.learner import orders
+from services.learner import step as steps
 from services.learner.balance import Load, owners
 from services.learner.loop import Loop
 from services.learner.parts import use_parts
-from services.learner.step import Totals, scan
+from services.learner.step import Totals
 from services.learner.store import Fetched
 from shared.messages import Batch, Record, Scan
 
@@ -59,14 +60,14 @@ class Leader(Loop):
         in_order = [by_id[g.id] for g in (*replay.groups, *fresh.groups)]
         return replay, fresh, in_order, orders.added([part.totals for part in parts])
 
-    def _scanned(self, asked: Scan) -> list[Record]:
-        order = orders.Look(asked.ids, asked.per_rollout, self._owners(asked.ids, {}))
+    def _scanned(self, scan: Scan) -> list[Record]:
+        order = orders.Look(scan.ids, scan.per_rollout, self._owners(scan.ids, {}))
         self._order(order)
-        groups = self._fetch(orders.own(asked.ids, order, 0), reference=self._needs_reference).groups
-        own = scan(self.trainer, groups, asked.per_rollout)
+        groups = self._fetch(orders.own(scan.ids, order, 0), reference=self._needs_reference).groups
+        own = steps.scan(self.trainer, groups, scan.per_rollout)
         parts = self.trainer.ranks.all(msgspec.msgpack.encode(own))
         by_id = {r.id: r for part in parts for r in msgspec.msgpack.decode(part, type=list[Record])}
-        return [by_id[id] for id in asked.ids if id in by_id]
+        return [by_id[id] for id in scan.ids if id in by_id]
 
     def _owners(self, ids: list[str], joins: dict[str, str]) -> dict[str, int]:
         """By the sizes of the payloads, which are not read for it."""

@@ -44,8 +44,8 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,) = grad_outputs
         states, weight, bias, targets, normaliser = ctx.saved_tensors
         for_states, for_weight, for_bias = ctx.needs_input_grad[:3]
         d_states = torch.empty_like(states) if for_states else None

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from services.learner.optimise import Optimiser
@@ -23,9 +25,9 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def save_shards(model: Any, optimiser: Optimiser, folder: Path, ranks: Ranks) -> None:
     """Write moments and float32 weights. Every rank calls it; `folder` is there."""
-    writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     tensors = {f"{kind}.{name}": t for kind, of in _state(model, optimiser).items() for name, t in of.items()}
-    dcp.save(tensors, storage_writer=writer, process_group=ranks.group)
+    write_distributed(tensors, storage_writer=writer, process_group=ranks.group)
 
 
 def load_optimiser(model: Any, optimiser: Optimiser, folder: Path, stored: dict[str, Any], ranks: Ranks) -> None:
@@ -38,8 +40,8 @@ def load_optimiser(model: Any, optimiser: Optimiser, folder: Path, stored: dict[
     state = _state(model, optimiser)
     if shards:
         tensors = {f"{kind}.{name}": t for kind, of in state.items() for name, t in of.items()}
-        reader = dcp.HuggingFaceStorageReader(str(folder / FOLDER))
-        dcp.load(tensors, storage_reader=reader, process_group=ranks.group, no_dist=alone)
+        reader = HuggingFaceStorageReader(str(folder / FOLDER))
+        read_distributed(tensors, storage_reader=reader, process_group=ranks.group, no_dist=alone)
         steps = torch.tensor(float(stored["steps"]))
     else:
         steps = _take_whole(state, stored, optimiser)

@@ -13,8 +13,10 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -43,12 +45,12 @@ def load_sharded(folder: Path, dtype: torch.dtype, device: torch.device, ranks: 
     for name, tensor in model.named_buffers():
         tensor.copy_(buffers[name])
     try:
-        dcp.load(
+        read_distributed(
             dict(model.named_parameters()),
-            storage_reader=dcp.HuggingFaceStorageReader(str(folder)),
+            storage_reader=HuggingFaceStorageReader(str(folder)),
             process_group=ranks.group,
         )
-    except dcp.CheckpointException as error:
+    except CheckpointException as error:
         reason = str(next(iter(error.failures.values()))[0]).splitlines()[0]
         raise UserError(f"the model in {folder} cannot be loaded in shards ({reason}): check its weights.") from None
     prepare(model, folder, packed=packed)
@@ -60,8 +62,8 @@ def _without_weights() -> Iterator[None]:
     """Parameters of modules that are made meanwhile take no memory; buffers, which no file holds, are computed."""
     register = torch.nn.Module.register_parameter
 
-    def on_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-        register(module, name, None if parameter is None else torch.nn.Parameter(parameter.to("meta")))
+    def on_meta(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        register(self, name, None if param is None else torch.nn.Parameter(param.to("meta")))
 
     torch.nn.Module.register_parameter = on_meta
     try:

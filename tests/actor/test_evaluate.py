@@ -9,10 +9,10 @@ import pytest
 from services.actor import evaluate
 from services.actor.engine import Finish, Sampling
 from services.actor.evaluate import ATTEMPTS, serve
-from services.actor.scoring import score_rollouts
 from services.actor.observation import Document
 from services.actor.retrieval import RetrievalFailed, Retriever
 from services.actor.rollout import Rollout
+from services.actor.scoring import score_rollouts
 from services.actor.text import Codec
 from shared.config import Config
 from shared.errors import UserError

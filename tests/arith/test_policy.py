@@ -10,7 +10,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("torch")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2ForCausalLM
 
 from examples.arith import problems, tokenizer, traces
 from examples.arith.warm_start import prompt
@@ -89,7 +89,7 @@ def test_policy_loads_is_small_and_samples_plainly(loaded):
 def test_start_knows_the_form_and_is_careless(loaded):
     from examples.arith.warm_start import measure
 
-    figures = measure(AutoModelForCausalLM.from_pretrained(POLICY), loaded)
+    figures = measure(Qwen2ForCausalLM.from_pretrained(POLICY), loaded)
     assert 35 <= figures["greedy"] <= 65
     assert 20 <= figures["sampled"] <= 45
     assert figures["sampled_boxed"] >= 80

@@ -29,7 +29,9 @@ Make = Callable[..., Config]
 
 
 @asynccontextmanager
-async def served(config: Config, url: str = "", within_s: float = 60) -> AsyncIterator[tuple[Replay, httpx.AsyncClient]]:
+async def served(
+    config: Config, url: str = "", within_s: float = 60
+) -> AsyncIterator[tuple[Replay, httpx.AsyncClient]]:
     """A running service and a client of its HTTP side."""
     service = Replay(config, client_of(url or config.redis.url), Questions(500), None, CollectorRegistry())
     sock = listen("127.0.0.1", 0, "replay.port")

@@ -42,7 +42,7 @@ async def _run(config: Config) -> dict[int, float]:
                     columns = await _steps(http)
         finally:
             await stop(*peers)
-    return dict(zip(columns["step"], columns["selection_ms"], strict=True))
+    return {int(step): ms for step, ms in zip(columns["step"], columns["selection_ms"], strict=True)}
 
 
 async def _steps(http: httpx.AsyncClient) -> dict[str, list[float]]:
