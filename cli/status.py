@@ -128,7 +128,7 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
         "version": str(decode(newest[0][1][b"m"], WeightsNotice).version) if newest else None,
         "step": next((e for e in reversed(recent) if e["kind"] == "step"), None),
         "eval": next((e for e in reversed(recent) if e["kind"] == "eval"), None),
-        "finished": any(e["kind"] == "finished" for e in recent),
+        "finished": _has_finished(recent),
         "actors": _actors(client, keys),
         "services": {
             name: _last_heard(client, getattr(keys, stream), groups[stream]) for name, stream in READS.items()
@@ -164,6 +164,12 @@ def _waiting_for(target: Target) -> str | None:
     except (httpx.HTTPError, ValueError):
         return None
     return health.get("waiting_for") if health.get("run") == target.name else None
+
+
+def _has_finished(recent: list[dict[str, Any]]) -> bool:
+    """Whether the end is the last that was heard: a run may have been resumed for more steps."""
+    kinds = [e["kind"] for e in recent if e["kind"] in ("step", "resumed", "finished")]
+    return kinds[-1:] == ["finished"]
 
 
 def _last_heard(client: Any, key: str, group: str) -> float | None:

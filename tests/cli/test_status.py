@@ -12,6 +12,7 @@ import redis
 from cli import local_redis
 from cli.main import main
 from cli.recorder import Recorder
+from cli.status import read_state
 from shared import events, streams
 from shared.config import build
 from shared.messages import EVAL, Task, WeightsNotice, encode
@@ -55,6 +56,13 @@ def test_the_state_as_json(run_in_redis: str, capsys: pytest.CaptureFixture[str]
     assert state["dead_letters"] == 1
     assert state["services"]["replay"] is None and 0 <= state["services"]["learner"] < 5
     assert state["events"][-1]["text"] == "acceptance is low"
+
+
+def test_a_run_that_was_resumed_for_more_steps_has_not_finished(run_in_redis: str) -> None:
+    with redis.Redis.from_url(run_in_redis) as client:
+        for kind, finished in (("finished", True), ("resumed", False), ("step", False), ("finished", True)):
+            events.emit(client, Keys("exp7"), kind, step=7)
+            assert read_state(client, "exp7")["finished"] == finished
 
 
 def test_the_state_for_a_person(run_in_redis: str, capsys: pytest.CaptureFixture[str]) -> None:
