@@ -142,6 +142,7 @@ class Replay:
                 watch.waits_for(waiting_for(self.config, state, self._heard))
                 self.waiting_for, self.waiting_s = watch.waiting()
                 self.metrics.show(state)
+                raise_if_cancelled()  # before a queue that nobody fills any more when a reader has failed
                 entries = await arrived.get()
 
     async def _look(self, state: State, watch: Watch, arrived: asyncio.Queue[list[Entry]]) -> None:

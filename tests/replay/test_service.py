@@ -3,10 +3,12 @@
 import asyncio
 import random
 from collections import Counter
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis.exceptions import ConnectionError
 
 from services.replay.service import Replay
 from services.replay.state import Store
@@ -14,7 +16,7 @@ from shared import events
 from shared.cancellation import stop
 from shared.config import build
 from shared.messages import Hello, encode
-from shared.streams import Keys
+from shared.streams import Inbox, Keys
 from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
 
@@ -134,6 +136,38 @@ async def test_both_crash(make_config):
     config = make_config(run={"steps": 20}, replay={"max_lag": 2})
     state, learner, records = await run_to_the_end(config, crashes=6, learner_crashes=4, fail_share=0.1, seed=7)
     check_the_run(config, state, learner, records)
+
+
+async def test_a_reader_that_fails_in_the_moment_of_a_commit_is_noticed(make_config, monkeypatch):
+    """Python 3.11's wait_for drops a cancellation that comes when its future is done; nobody would fill the queue."""
+    service, failed = new_replay(make_config()), asyncio.Event()
+    read, transaction = Inbox.read, service.store.transaction
+
+    async def failing_once(inbox: Inbox, count: int):
+        if not failed.is_set():
+            failed.set()
+            raise ConnectionError("cut")
+        return await read(inbox, count)
+
+    @asynccontextmanager
+    async def forgetful(state):
+        async with transaction(state) as tx:
+            yield tx
+        if not service.metrics.reconnects._value.get():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1)
+
+    monkeypatch.setattr(Inbox, "read", failing_once)
+    monkeypatch.setattr(service.store, "transaction", forgetful)
+    running = asyncio.create_task(service.run())
+    try:
+        async with asyncio.timeout(10):
+            while not (service.metrics.reconnects._value.get() and service.waiting_for != "Redis"):
+                await asyncio.sleep(0.02)
+    finally:
+        running.cancel()
+        await stop(running)
+    assert failed.is_set()
 
 
 async def test_evaluation_frames_the_run_and_its_rounds_are_complete(make_config):
