@@ -156,7 +156,7 @@ def _config(file: Path, base: Path, arm: str, settings: Mapping[str, Any]) -> Co
         config = load(base, words, environ={})
         get_policy(config.replay.policy)
     except UserError as error:
-        said = str(error).removeprefix(f"{base}: ")
+        said = re.sub(rf"^({re.escape(str(base))}( with [^:]*)?|--\S+): ", "", str(error))  # no flags of the user's
         raise UserError(f"{file}, arm '{arm}': {said}") from None
     if config.redis.url:
         raise UserError(f"{file}: a study starts a Redis for each run: leave redis.url away from {base}.")

@@ -80,7 +80,7 @@ async def test_a_version_is_held_while_it_is_read_and_no_longer(tmp_path, redis_
                 version=version, location=version.directory, digest="", size=0, published=0.0, canary=[]
             )
             await streams.add(wire.client, wire.keys.weights, encode(notice))
-            while following.swaps + following.refusals < version.number:
+            while following.swaps + following.refusals < version.number or following.loading:
                 await asyncio.sleep(0.02)
     first, second = versions
     assert seen == [("hold", first), ("swap", first), ("swapped", None), ("hold", second), ("swap", second)]
