@@ -105,9 +105,16 @@ class Config(settings.Section):
         return "\n".join(lines)
 
 
-def load(path: str | Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
+def load(
+    path: str | Path | None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    typed: bool = True,
+) -> Config:
     """Read `path`, then `environ`, then `overrides` (`["--learner.lr", "2e-6", "--replay.tau=.01"]`).
 
+    typed: the overrides are flags that somebody typed, and are blamed by name.
     Raises UserError in one sentence for a file that is missing or not TOML, an unknown key, a value of the wrong
     type, or settings that contradict each other.
     """
@@ -120,7 +127,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), environ: Mappin
         for dotted, value in pairs:
             _set(tree, dotted, value)
             given[dotted] = source + dotted if source else f"{ENV_PREFIX}{dotted.upper().replace('.', '__')}"
-    return build(tree, where=str(path) if path else "the configuration", given=given)
+    return build(tree, where=str(path) if path else "the configuration", given=given if typed else None)
 
 
 def load_service_config(environ: Mapping[str, str] | None = None) -> Config:

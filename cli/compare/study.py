@@ -153,10 +153,10 @@ def _config(file: Path, base: Path, arm: str, settings: Mapping[str, Any]) -> Co
         if key in OWN:
             raise UserError(f"{file}, arm '{arm}': {key} is the study's own: see [study], or leave it away.")
     try:
-        config = load(base, words, environ={})
+        config = load(base, words, environ={}, typed=False)
         get_policy(config.replay.policy)
     except UserError as error:
-        said = re.sub(rf"^({re.escape(str(base))}( with [^:]*)?|--\S+): ", "", str(error))  # no flags of the user's
+        said = str(error).removeprefix(f"{base}: ")
         raise UserError(f"{file}, arm '{arm}': {said}") from None
     if config.redis.url:
         raise UserError(f"{file}: a study starts a Redis for each run: leave redis.url away from {base}.")

@@ -46,7 +46,8 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
         torch.set_num_threads(config.learner.threads or share_of_cores(ranks.count + config.actor.count))
     torch.manual_seed(config.run.seed)
 
-    checkpoint.tidy(config.checkpoints_dir)
+    if ranks.leads:
+        checkpoint.tidy(config.checkpoints_dir)
     found = checkpoint.newest(config.checkpoints_dir)
     folder = found[0] if found else find_model(config.model.path)
     dtype = pick_dtype(config.model.dtype, device)
