@@ -15,7 +15,7 @@ import time
 import torch
 from torch import Tensor
 
-from services.learner import logprob
+from services.learner.model import logprob
 
 
 def naive(head: torch.nn.Linear, states: Tensor, targets: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.learner.batching import micro_batches, tokens_read
-from services.learner.groups import Row
-from services.learner.policy import is_packed, load_policy, logprobs
+from services.learner.groups.group import Row
+from services.learner.model.batching import micro_batches, tokens_read
+from services.learner.model.policy import is_packed, load_policy, logprobs
 from tests.replay.recording import Recording
 
 POLICY = Path(__file__).parents[1] / "examples" / "atlas" / "policy"

@@ -34,9 +34,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the example, then show one question before and after."""
-    from cli import ending, ports, up
-    from cli.plan import PACKAGE_ROOT
-    from cli.preflight import Preflight
+    from cli import up
+    from cli.run import ending, ports
+    from cli.run.plan import PACKAGE_ROOT
+    from cli.run.preflight import Preflight
     from shared.errors import UserError
 
     example = PACKAGE_ROOT / "examples" / f"{EXAMPLE}.toml"

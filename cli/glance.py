@@ -15,8 +15,8 @@ from redis.exceptions import RedisError
 
 from services.replay.buffer import Row
 from services.replay.state import Counters
-from services.replay.window_actors import Actors
-from services.replay.window_history import History
+from services.replay.window.actors import Actors
+from services.replay.window.history import History
 from shared.errors import UserError
 from shared.redis_client import connect_async, until_up
 from shared.streams import Keys

@@ -18,8 +18,8 @@ from typing import Literal
 
 import psutil
 
-from cli.ports import can_listen
-from cli.redis_binary import find_redis_binary
+from cli.run.ports import can_listen
+from cli.run.redis_binary import find_redis_binary
 from shared.errors import UserError
 
 GIB = 1024**3

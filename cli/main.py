@@ -42,7 +42,7 @@ COMMANDS = {
     "top": "cli.top",
     "deadletters": "cli.deadletters",
     "watch": "cli.watch",
-    "eval": "cli.eval",
+    "eval": "cli.eval.command",
     "doctor": "cli.doctor",
     "index": "cli.index",
     "config": "cli.config",

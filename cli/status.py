@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def find_target(args: argparse.Namespace) -> Target:
     """Which run is meant. UserError where there is none, or its address is not known."""
-    from cli.local_redis import stored_url
+    from cli.run.local_redis import stored_url
     from shared.config import load
     from shared.errors import UserError
 
@@ -143,7 +143,7 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
 
 def replay_url(folder: str) -> str | None:
     """The address of a local run's replay service, from its configuration; None where it has none or no fixed port."""
-    from cli.plan import service_url
+    from cli.run.plan import service_url
     from shared.config import load
 
     path = Path(folder) / "config.toml"
@@ -208,10 +208,10 @@ def _actors(client: Any, keys: Any) -> list[dict[str, Any]]:
 
 def say_nothing_runs(target: Target, as_json: bool = False) -> int:
     """Of a run whose Redis is not there: what it came to (0), or how to go on with it (1)."""
-    from cli.artefacts import SUMMARY, is_complete
-    from cli.progress import percent
-    from cli.recorder import EVENTS, read_records
-    from cli.summary import summarise
+    from cli.run.artefacts import SUMMARY, is_complete
+    from cli.run.progress import percent
+    from cli.run.recorder import EVENTS, read_records
+    from cli.run.summary import summarise
     from shared.config import load
 
     shown, folder = target.shown, Path(target.shown)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.called import called
-from cli.progress import DASH, gib, number, percent, version
+from cli.run.progress import DASH, gib, number, percent, version
 
 
 def print_state(shown: str, state: dict[str, Any]) -> None:

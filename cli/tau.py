@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _judge(folder: Path, as_json: bool) -> None:
     from cli.calibration import gates, suggest
-    from cli.recorder import EVENTS, METRICS, read_records
-    from cli.summary import last_of_each_step
+    from cli.run.recorder import EVENTS, METRICS, read_records
+    from cli.run.summary import last_of_each_step
     from shared.config import load
     from shared.errors import UserError
 
@@ -110,7 +110,7 @@ def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, co
     from rich.table import Table
 
     from cli.calibration import LEAST_SCANNED
-    from cli.progress import DASH
+    from cli.run.progress import DASH
     from shared.latency import spoken
 
     def small(value: float | None) -> str:
@@ -154,7 +154,7 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     """Train `steps` steps under a gate; the run's folder, None when the user stopped it."""
     from cli import up
     from cli.overrides import is_set
-    from cli.preflight import Preflight
+    from cli.run.preflight import Preflight
     from shared.config import load
 
     asked = load(config_file, overrides)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.glance import Glance, left, spoken_time
-from cli.progress import DASH, clock, number, percent, version
+from cli.run.progress import DASH, clock, number, percent, version
 
 BARS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # steps that a figure is averaged over

@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until the end (0), Ctrl-C (130) or a failure (UserError)."""
-    from cli.preflight import Preflight
+    from cli.run.preflight import Preflight
     from shared.errors import UserError
 
     if args.help_config:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         )
     config = resolve(args.config, args.resume, args.overrides)
     if args.resume is not None and not args.dry_run:
-        from cli import artefacts
+        from cli.run import artefacts
 
         if artefacts.is_complete(config):
             return show_finished(config)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -> Any:
     """The configuration to run, with absolute paths and real ports. An env.url that the user wrote stays as it is."""
-    from cli import plan
+    from cli.run import plan
     from shared.config import load
     from shared.errors import UserError
 
@@ -97,7 +97,7 @@ def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -
 
 def addressed(config: Any, follows: bool) -> Any:
     """With absolute paths and real ports; `follows`: env.url is that of the retriever which this run starts."""
-    from cli import plan, ports
+    from cli.run import plan, ports
 
     values: dict[str, object] = {}
     if config.replay.port == 0:
@@ -112,7 +112,7 @@ def addressed(config: Any, follows: bool) -> Any:
 
 def _stored_url_follows(file: Path, overrides: list[str]) -> bool:
     """Whether env.url of a resumed run is that of its retriever: its file holds every setting, written or not."""
-    from cli import plan
+    from cli.run import plan
     from shared.config import load
 
     stored = load(file, environ={})
@@ -125,9 +125,9 @@ def launch(config: Any, anew: bool = False) -> int:
 
     anew: what a run that never trained a step has left in the folder goes first.
     """
-    from cli import artefacts, ending, plan, session, untrained
     from cli.called import called
-    from cli.progress import screen_for
+    from cli.run import artefacts, ending, plan, session, untrained
+    from cli.run.progress import screen_for
 
     run_dir: Path = config.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def launch(config: Any, anew: bool = False) -> int:
 
 def show_finished(config: Any) -> int:
     """What a finished run came to; its artefacts are written again, for one that was interrupted just then."""
-    from cli import artefacts, ending, session
+    from cli.run import artefacts, ending, session
 
     with session.lock(config.run_dir):
         summary = artefacts.write(config.run_dir, pictures=True)
@@ -169,14 +169,14 @@ def show_finished(config: Any) -> int:
 
 
 async def _session(config: Any, screen: Any) -> Any:
-    from cli.session import Session
+    from cli.run.session import Session
 
     return await Session(config, screen, len(os.sched_getaffinity(0))).run()
 
 
 def _print_plan(config: Any, notes: list[str]) -> None:
     """The resolved configuration as TOML; all else is a comment in it, so that the output is a configuration too."""
-    from cli import plan
+    from cli.run import plan
 
     own_redis = [] if config.redis.url else ["redis (its own, on a free port)"]
     names = own_redis + [spec.name for spec in plan.services_of(config, len(os.sched_getaffinity(0)))]

@@ -32,9 +32,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Follow until the run has finished (0) or Ctrl-C (130)."""
-    from cli import artefacts, ending, session
-    from cli.progress import screen_for
-    from cli.watching import follow_to_end
+    from cli.run import artefacts, ending, session
+    from cli.run.progress import screen_for
+    from cli.run.watching import follow_to_end
     from shared.config import CONFIG_FILE_VARIABLE, load
     from shared.errors import UserError
 

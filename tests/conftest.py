@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from cli.redis_binary import find_redis_binary
+from cli.run.redis_binary import find_redis_binary
 
 # Set before anything reads them: no test may reach a model hub; vLLM's cache takes this many GiB.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

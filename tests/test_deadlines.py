@@ -21,25 +21,28 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "the service runs until it ends or is told to",
     ("shared/service.py:_until_signalled", "told_to_stop.wait()"): "a task that the wait above gives up",
     (
-        "cli/session.py:Session._first_of",
+        "cli/run/session.py:Session._first_of",
         "asyncio.wait({done, failed, stopped, *self._watchers}, return_when=asyncio.FIRST_COMPLETED)",
     ): "a run has no time limit; Ctrl-C and a dead service end it",
-    ("cli/session.py:Session._first_of", "self._stop.wait()"): "one of the ends of the wait above",
+    ("cli/run/session.py:Session._first_of", "self._stop.wait()"): "one of the ends of the wait above",
     (
-        "cli/eval_session.py:EvalSession.run",
+        "cli/eval/session.py:EvalSession.run",
         "asyncio.wait({work, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)",
     ): "an evaluation has no time limit; Ctrl-C and a dead process end it",
-    ("cli/eval_session.py:EvalSession.run", "self._stop.wait()"): "one of the ends of the wait above",
-    ("cli/watching.py:follow_to_end", "listener.over.wait()"): "a task; the loop looks every second",
-    ("cli/watching.py:follow_to_end", "stop.wait()"): "a task; the loop looks every second",
+    ("cli/eval/session.py:EvalSession.run", "self._stop.wait()"): "one of the ends of the wait above",
+    ("cli/run/watching.py:follow_to_end", "listener.over.wait()"): "a task; the loop looks every second",
+    ("cli/run/watching.py:follow_to_end", "stop.wait()"): "a task; the loop looks every second",
     (
-        "cli/processes.py:Supervisor._keep_running",
+        "cli/run/processes.py:Supervisor._keep_running",
         "process.wait()",
     ): "a service lives as long as the run; `stop` kills it",
-    ("cli/processes.py:Supervisor.finished", "self.running[name].done.wait()"): "one of the ends of Session._first_of",
-    ("cli/processes.py:Supervisor._reap", "r.process.wait()"): "a task; the wait behind it has KILL_S",
-    ("services/learner/launch.py:run_ranks", "process.wait()"): "it was killed",
-    ("cli/warden.py:main", "sys.stdin"): "the warden lives until its command closes the pipe or dies",
+    (
+        "cli/run/processes.py:Supervisor.finished",
+        "self.running[name].done.wait()",
+    ): "one of the ends of Session._first_of",
+    ("cli/run/processes.py:Supervisor._reap", "r.process.wait()"): "a task; the wait behind it has KILL_S",
+    ("services/learner/ranks/launch.py:run_ranks", "process.wait()"): "it was killed",
+    ("cli/run/warden.py:main", "sys.stdin"): "the warden lives until its command closes the pipe or dies",
     ("shared/rewards/equality_worker.py:main", "sys.stdin"): "a worker lives until the pool closes the pipe or dies",
     (
         "cli/chaos/session.py:ChaosSession._hurt",
@@ -64,28 +67,28 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "the worker empties it, and all of them end together",
     ("services/env_search/batcher.py:Batcher.run", "self._arrived.wait()"): "nothing to search",
     (
-        "services/actor/torch_engine.py:TorchEngine._take_commands",
+        "services/actor/engines/torch_engine.py:TorchEngine._take_commands",
         "self._commands.get(block=idle)",
     ): "nothing to generate; `close` sends the end",
     # an answer of the engine: actor/heartbeat.py watches its progress and ends an actor whose engine has stopped
     (
-        "services/actor/torch_engine.py:TorchEngine.generate",
+        "services/actor/engines/torch_engine.py:TorchEngine.generate",
         "await future",
     ): "watch_engine; and the group's deadline cancels it",
     (
-        "services/actor/torch_engine.py:TorchEngine._call",
+        "services/actor/engines/torch_engine.py:TorchEngine._call",
         "await future",
     ): "a swap has weights.swap_timeout_s; loading takes what the disk takes",
     (
-        "services/actor/vllm_engine.py:VllmEngine._outputs",
+        "services/actor/engines/vllm_engine.py:VllmEngine._outputs",
         "self._llm.generate(prompt, parameters, f'r{next(self._names)}')",
     ): "watch_engine; and the group's deadline cancels it",
     (
-        "services/actor/vllm_engine.py:VllmEngine._request",
+        "services/actor/engines/vllm_engine.py:VllmEngine._request",
         "self._outputs(tokens_input(ids), parameters)",
     ): "see _outputs",
     (
-        "services/actor/vllm_engine.py:VllmEngine._score",
+        "services/actor/engines/vllm_engine.py:VllmEngine._score",
         "self._outputs(tokens_input(list(tokens)), parameters)",
     ): "see _outputs; a swap has weights.swap_timeout_s",
     (
@@ -100,7 +103,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ("services/actor/retrieval.py:Retriever._read", "response.aiter_bytes()"): "each read has the client's time limit",
     ("services/env_search/requests.py:read_body", "chunks"): "the request has a deadline in app.py",
     (
-        "services/replay/window_answers.py:Gate.__call__",
+        "services/replay/window/answers.py:Gate.__call__",
         "self._free.acquire()",
     ): "who holds it waits for Redis for REDIS_S at most",
     (
@@ -116,7 +119,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "self._process.stdout.readline()",
     ): "select has seen the line, which is written in one piece",
     ("shared/rewards/equality_pool.py:Worker.kill", "self._process.wait()"): "it was killed",
-    ("cli/warden.py:Warden.close", "self._process.wait()"): "it was killed",
+    ("cli/run/warden.py:Warden.close", "self._process.wait()"): "it was killed",
     ("cli/glance.py:_groups", "await saved"): "a Redis command, under its name",
     ("cli/glance.py:_groups", "await last"): "a Redis command, under its name",
     ("cli/glance.py:_length", "await reply"): "a Redis command, under its name",

@@ -3,7 +3,7 @@
     appendonlydir/*.manifest    names the files in order: one base, then increments
     *N CRLF $len CRLF word CRLF ...    one command; MULTI ... EXEC is a transaction, a cut-off one never took effect
 
-The file is a whole history only if the server never rewrote it: `cli.local_redis.prepare(..., keep_history=True)`.
+The file is a whole history only if the server never rewrote it: `cli.run.local_redis.prepare(..., keep_history=True)`.
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from cli.chaos.rules.batches import BatchesObeyTheMethod
 from cli.chaos.rules.steps import TrainedOnce
 from cli.chaos.rules.tasks import EveryTaskEnds
 from cli.chaos.rules.versions import VersionsGrow
-from cli.local_redis import FOLDER
+from cli.run.local_redis import FOLDER
 from shared.config import Config
 
 

@@ -77,7 +77,7 @@ def _resolve(args: argparse.Namespace) -> Any:
     """The configuration, on ports and in a folder that nothing else has."""
     from cli import up
     from cli.overrides import is_set
-    from cli.preflight import Preflight
+    from cli.run.preflight import Preflight
     from cli.tau import free_name
     from shared.config import load
     from shared.errors import UserError
@@ -105,13 +105,13 @@ def _make(config: Any, args: argparse.Namespace, without: dict[str, Any] | None)
     import asyncio
     import os
 
-    from cli import artefacts, plan, session
     from cli.chaos import schedule
     from cli.chaos.checker import check_run
     from cli.chaos.report import report
     from cli.chaos.session import STILL_S, ChaosSession
-    from cli.progress import screen_for
-    from cli.recorder import EVENTS, read_records
+    from cli.run import artefacts, plan, session
+    from cli.run.progress import screen_for
+    from cli.run.recorder import EVENTS, read_records
     from shared.errors import UserError
 
     run_dir: Path = config.run_dir
@@ -143,7 +143,7 @@ def _make(config: Any, args: argparse.Namespace, without: dict[str, Any] | None)
 def _summary_of(folder: Path) -> dict[str, Any]:
     import json
 
-    from cli.artefacts import SUMMARY
+    from cli.run.artefacts import SUMMARY
     from shared.errors import UserError
 
     try:

@@ -23,8 +23,8 @@ from pathlib import Path
 from cli.chaos import schedule
 from cli.chaos.proxy import Link
 from cli.chaos.schedule import Fault
-from cli.processes import Running
-from cli.warden import alive
+from cli.run.processes import Running
+from cli.run.warden import alive
 from shared import weights
 
 LEAVE_S = 10.0

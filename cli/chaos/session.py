@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from cli import local_redis, plan
 from cli.chaos.faults import Inflicted, Inflictor
 from cli.chaos.proxy import Link
 from cli.chaos.schedule import REDIS, SEARCH, Fault
-from cli.plan import ServiceSpec
-from cli.processes import Program, Supervisor
-from cli.progress import Screen
-from cli.session import REDIS_NAME, Outcome, Session
+from cli.run import local_redis, plan
+from cli.run.plan import ServiceSpec
+from cli.run.processes import Program, Supervisor
+from cli.run.progress import Screen
+from cli.run.session import REDIS_NAME, Outcome, Session
 from shared.cancellation import stop
 from shared.config import Config
 

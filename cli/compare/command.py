@@ -70,7 +70,7 @@ def _print_plan(study: Any, made: dict[str, float]) -> None:
     from rich.table import Table
 
     from cli.compare.screen import pace_of
-    from cli.progress import clock
+    from cli.run.progress import clock
 
     head = study.head
     title = f"study {head.name}: {len(study.arms)} arms x {len(head.seeds)} seeds = {len(study.runs)} runs"

@@ -7,10 +7,10 @@ with one seed.
 import json
 from pathlib import Path
 
-from cli import eval as evaluating
 from cli.compare.study import Run, Study
-from cli.eval_folder import REPORT
-from cli.eval_plan import Request
+from cli.eval import command as evaluating
+from cli.eval.folder import REPORT
+from cli.eval.plan import Request
 from shared.errors import UserError
 
 METRICS = {"mean_at_k": "mean@{k}", "best_at_k": "best@{k}", "majority_at_k": "majority@{k}"}

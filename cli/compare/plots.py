@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cli.compare.figures import PARTS, RunFigures, counterfactual, learner_value, series, step_seconds, step_value
 from cli.compare.intervals import mean_of
-from cli.curves import BLUE, GREEN, GREY, INK, ORANGE, RED, STYLE, VIOLET
+from cli.run.curves import BLUE, GREEN, GREY, INK, ORANGE, RED, STYLE, VIOLET
 
 Arms = Mapping[str, Sequence[RunFigures]]  # the runs of each arm
 COLOURS = (GREY, BLUE, ORANGE, GREEN, RED, VIOLET, "#0891b2", "#a16207", "#be185d", "#4d7c0f")

@@ -4,12 +4,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from cli.artefacts import SUMMARY
 from cli.compare import evaluation
 from cli.compare.figures import RunFigures, figures_of
 from cli.compare.runner import trained
 from cli.compare.study import Run, Study
-from cli.recorder import METRICS, read_records
+from cli.run.artefacts import SUMMARY
+from cli.run.recorder import METRICS, read_records
 
 
 @dataclass(frozen=True)

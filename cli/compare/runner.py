@@ -21,14 +21,15 @@ from typing import Any
 
 import psutil
 
-from cli import artefacts, plan, up
+from cli import up
 from cli.compare import evaluation, place
 from cli.compare.screen import StudyScreen
 from cli.compare.study import Run, Study
-from cli.preflight import Preflight
-from cli.recorder import METRICS, read_records
-from cli.session import Session
-from cli.summary import last_of_each_step
+from cli.run import artefacts, plan
+from cli.run.preflight import Preflight
+from cli.run.recorder import METRICS, read_records
+from cli.run.session import Session
+from cli.run.summary import last_of_each_step
 from shared.config import Config, load
 from shared.errors import UserError
 from shared.weights import published

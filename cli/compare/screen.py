@@ -10,15 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.compare.study import Run, Study
-from cli.progress import clock, line
-from cli.view import RunView
+from cli.run.progress import clock, line
+from cli.run.view import RunView
 
 BAR_WIDTH = 40
 LINE_EVERY_S = 20.0
 
 
 class StudyScreen:
-    """A `cli.progress.Screen` for the runs of a study: bars on a terminal, a line now and then elsewhere."""
+    """A `cli.run.progress.Screen` for the runs of a study: bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self, study: Study, stream: IO[str], already: dict[str, float]) -> None:
         """already: run name -> seconds that it took, of the runs that are made."""

@@ -8,7 +8,7 @@ from cli.compare.document import Block, Table, Text
 from cli.compare.figures import PARTS
 from cli.compare.intervals import Interval, difference, mean_of, ratio, verdict
 from cli.compare.results import Results
-from cli.progress import DASH, clock
+from cli.run.progress import DASH, clock
 from shared.latency import spoken
 
 BUSY = 0.15  # share of all cores

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from services.actor.engine import EngineFailed
+from services.actor.engines.engine import EngineFailed
 from services.actor.service import serve
 from shared.service import run_service
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from services.actor.engine import Engine, EngineFailed
-from services.actor.engine_choice import make_engine
+from services.actor.engines.choice import make_engine
+from services.actor.engines.engine import Engine, EngineFailed
 from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine
 from services.actor.retrieval import Retriever

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.actor import metrics
-from services.actor.engine import CanaryRefused, Engine, EngineFailed
+from services.actor.engines.engine import CanaryRefused, Engine, EngineFailed
 from services.actor.wire import Wire
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config

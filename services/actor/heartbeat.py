@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import redis.asyncio
 
-from services.actor.engine import Engine, EngineFailed
+from services.actor.engines.engine import Engine, EngineFailed
 from shared.streams import Keys
 
 TTL_S = 10

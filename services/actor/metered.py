@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.actor import metrics
-from services.actor.engine import Engine, Generation, Sampling
+from services.actor.engines.engine import Engine, Generation, Sampling
 from shared.messages import WeightsNotice
 from shared.versions import Version
 

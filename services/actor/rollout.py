@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from services.actor import tags
-from services.actor.engine import Engine, Sampling, add_run
+from services.actor.engines.engine import Engine, Sampling, add_run
 from services.actor.observation import Document, observation
 from services.actor.retrieval import RetrievalFailed
 from services.actor.text import Codec

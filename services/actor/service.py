@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 import redis
 
 from services.actor import heartbeat, metrics
-from services.actor.engine import Engine, EngineFailed
-from services.actor.engine_choice import make_engine
+from services.actor.engines.choice import make_engine
+from services.actor.engines.engine import Engine, EngineFailed
 from services.actor.follower import Follower
 from services.actor.metered import MeteredEngine
 from services.actor.retrieval import Retriever

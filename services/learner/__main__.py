@@ -5,7 +5,7 @@ import os
 import signal
 from contextlib import suppress
 
-from services.learner import launch
+from services.learner.ranks import launch
 from services.learner.stop import Stop, Stopped, leave
 from shared.config import Config
 from shared.errors import UserError
@@ -55,9 +55,9 @@ def serve(config: Config) -> None:
 
 
 def _lead(config: Config, stop: Stop) -> None:
-    from services.learner.leader import Leader
-    from services.learner.policy import pick_device
-    from services.learner.ranks import join
+    from services.learner.model.policy import pick_device
+    from services.learner.ranks.leader import Leader
+    from services.learner.ranks.members import join
 
     log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
     Leader(config, stop, join(pick_device(config.learner.device))).run()
@@ -67,7 +67,7 @@ def _follow(config: Config) -> None:
     """A rank that does not lead; whoever started it ends it when rank 0 has ended."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    from services.learner.follower import follow
+    from services.learner.ranks.follower import follow
 
     follow(config)
 

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import torch
 
-from services.learner import checkpoint
 from services.learner.clock import Clock
-from services.learner.model_files import read_companions
-from services.learner.optimise import Optimiser
-from services.learner.optimiser_shards import load_optimiser, steps_taken
-from services.learner.policy import load_policy, pick_device, pick_dtype, recompute_layers
-from services.learner.ranks import ALONE, Ranks
+from services.learner.model.optimise import Optimiser
+from services.learner.model.policy import load_policy, pick_device, pick_dtype, recompute_layers
+from services.learner.ranks.members import ALONE, Ranks
+from services.learner.ranks.optimiser_shards import load_optimiser, steps_taken
 from services.learner.statistics import Scores
 from services.learner.step import Trainer
 from services.learner.stop import Stop
+from services.learner.weights import checkpoint
+from services.learner.weights.model_files import read_companions
 from shared.config import Config
 from shared.cores import share_of_cores
 from shared.messages import Cursor
@@ -94,6 +94,6 @@ def trainer_state(trainer: Trainer, step: int, lineage: int, cursor: Cursor | No
 def _load(config: Config, folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> Any:
     if ranks.count == 1:
         return load_policy(folder, dtype, device, packed=config.learner.packed)
-    from services.learner.sharded import load_sharded
+    from services.learner.ranks.sharded import load_sharded
 
     return load_sharded(folder, dtype, device, ranks, packed=config.learner.packed)

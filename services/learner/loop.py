@@ -14,19 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.learner import assemble, checkpoint, engine_gap, lineage, metrics, publish
+from services.learner import assemble, engine_gap, metrics
 from services.learner import step as steps
-from services.learner.idle import waiting_text
-from services.learner.keeping import save_checkpoint
-from services.learner.parts import use_parts
-from services.learner.policy import context_of, vocabulary_of
-from services.learner.post import Post
-from services.learner.publisher import Publisher
-from services.learner.ranks import ALONE, Ranks
-from services.learner.room import until_written
+from services.learner.groups.parts import use_parts
+from services.learner.groups.store import Fetched, Store
+from services.learner.model.policy import context_of, vocabulary_of
+from services.learner.ranks.keeping import save_checkpoint
+from services.learner.ranks.members import ALONE, Ranks
 from services.learner.stop import Stop, Stopped
-from services.learner.store import Fetched, Store
-from services.learner.told import Told
+from services.learner.talk import lineage
+from services.learner.talk.idle import waiting_text
+from services.learner.talk.post import Post
+from services.learner.talk.told import Told
+from services.learner.weights import checkpoint, publish
+from services.learner.weights.publisher import Publisher
+from services.learner.weights.room import until_written
 from shared import streams
 from shared.config import Config
 from shared.messages import (

@@ -6,7 +6,7 @@ import torch
 from prometheus_client import Counter, Gauge
 
 from services.learner.clock import PHASES
-from services.learner.groups import Group
+from services.learner.groups.group import Group
 from services.learner.step import Totals
 from shared.messages import Record
 from shared.versions import Version

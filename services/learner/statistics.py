@@ -6,7 +6,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from services.learner.groups import Group
+from services.learner.groups.group import Group
 from services.learner.losses import MAX_LOG_RATIO
 from shared.messages import Record
 

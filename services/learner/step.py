@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from services.learner import losses, statistics
-from services.learner.batching import Flat, flat_index, flatten, micro_batches, mini_batches, tokens_read
 from services.learner.clock import Clock
-from services.learner.groups import Group, Row
+from services.learner.groups.group import Group, Row
 from services.learner.losses.denominators import per_token
-from services.learner.optimise import Optimiser
-from services.learner.policy import is_packed, logprobs
-from services.learner.ranks import ALONE, Ranks
+from services.learner.model.batching import Flat, flat_index, flatten, micro_batches, mini_batches, tokens_read
+from services.learner.model.optimise import Optimiser
+from services.learner.model.policy import is_packed, logprobs
+from services.learner.ranks.members import ALONE, Ranks
 from services.learner.statistics import Scores
 from services.learner.stop import Stop
 from shared.errors import UserError

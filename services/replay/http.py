@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from services.replay.buffer import Row
 from services.replay.own_names import OwnNames
 from services.replay.service import Replay
-from services.replay.window_http import window_routes
+from services.replay.window.http import window_routes
 
 
 def make_app(replay: Replay) -> FastAPI:

@@ -9,7 +9,7 @@ import redis
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.actor.engine import Engine
+from services.actor.engines.engine import Engine
 from shared import weights
 from shared.config import Config, build
 from shared.messages import CanarySequence, WeightsNotice

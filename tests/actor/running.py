@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 import redis
 
-from services.actor.engine import Engine
+from services.actor.engines.engine import Engine
 from services.actor.service import serve
 from shared.config import Config
 from shared.messages import TRAIN, GroupHeader, Task, WeightsNotice, decode, encode

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.actor.engine import Finish, Generation, Sampling
+from services.actor.engines.engine import Finish, Generation, Sampling
 from shared.messages import WeightsNotice
 from shared.versions import Version
 

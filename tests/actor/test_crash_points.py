@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from services.actor import wire
-from services.actor.engine import Finish, Sampling
+from services.actor.engines.engine import Finish, Sampling
 from services.actor.service import Actor
 from shared import streams
 from shared.cancellation import stop

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.actor import evaluate
-from services.actor.engine import Finish, Sampling
+from services.actor.engines.engine import Finish, Sampling
 from services.actor.evaluate import ATTEMPTS, serve
 from services.actor.observation import Document
 from services.actor.retrieval import RetrievalFailed, Retriever

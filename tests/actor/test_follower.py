@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.actor import follower as module
-from services.actor.engine import CanaryRefused, EngineFailed
+from services.actor.engines.engine import CanaryRefused, EngineFailed
 from services.actor.follower import Follower
 from services.actor.wire import Wire
 from shared import events, streams

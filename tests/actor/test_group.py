@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from services.actor.assemble import Origin, assemble
-from services.actor.engine import EngineFailed, Generation, Sampling
+from services.actor.engines.engine import EngineFailed, Generation, Sampling
 from services.actor.group import check_task, is_of_one_learner, roll_out
 from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine

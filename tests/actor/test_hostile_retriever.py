@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from services.actor.assemble import Origin, assemble
-from services.actor.engine import Finish, Sampling
+from services.actor.engines.engine import Finish, Sampling
 from services.actor.retrieval import MAX_ANSWER_BYTES, RetrievalFailed, Retriever
 from services.actor.rollout import Budget, Player, Rollout
 from services.actor.scoring import score_rollouts

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from cli.ports import free_port
-from cli.redis_binary import find_redis_binary
+from cli.run.ports import free_port
+from cli.run.redis_binary import find_redis_binary
 from services.actor import outage
 from services.actor.wire import Wire
 from shared import events

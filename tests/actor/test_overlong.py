@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.actor.engine import Finish, Sampling
+from services.actor.engines.engine import Finish, Sampling
 from services.actor.group import roll_out
 from services.actor.overlong import penalised, tokens_left
 from services.actor.rollout import Budget, Player, Rollout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.actor.engine import Generation, Sampling
+from services.actor.engines.engine import Generation, Sampling
 from services.actor.text import Codec
 from shared.events import parse
 from shared.messages import ENV_FAILED, FINISHED, Task

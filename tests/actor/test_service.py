@@ -227,7 +227,7 @@ def test_without_a_retriever_a_task_is_handed_back_and_answered_once_there_is_on
 
 @pytest.mark.slow
 def test_redis_restarting_does_not_end_an_actor(config, start_actor, publish, tmp_path):
-    from cli.redis_binary import find_redis_binary
+    from cli.run.redis_binary import find_redis_binary
     from shared.config import build
 
     port = free_port()

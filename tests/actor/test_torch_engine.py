@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.actor.engine import CanaryRefused, Generation, Sampling
+from services.actor.engines.engine import CanaryRefused, Generation, Sampling
+from services.actor.engines.torch_engine import TorchEngine
 from services.actor.text import Codec
-from services.actor.torch_engine import TorchEngine
 from shared.versions import Version
 
 ENDS = (2, 5)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.actor.engine import CanaryRefused, EngineFailed, Finish, Sampling
+from services.actor.engines.engine import CanaryRefused, EngineFailed, Finish, Sampling
+from services.actor.engines.vllm_engine import VllmEngine
 from services.actor.heartbeat import actor_name
 from services.actor.observation import Document
 from services.actor.rollout import Budget, Player, Rollout
 from services.actor.scoring import score_rollouts
 from services.actor.text import Codec
-from services.actor.vllm_engine import VllmEngine
 from shared.cancellation import stop
 from shared.config import build
 from shared.messages import CanarySequence, WeightsNotice

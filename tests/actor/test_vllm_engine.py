@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from services.actor.engine import CanaryRefused, Sampling
-from services.actor.vllm_engine import VllmEngine
+from services.actor.engines.engine import CanaryRefused, Sampling
+from services.actor.engines.vllm_engine import VllmEngine
 from shared.config import build
 from shared.versions import Version
 

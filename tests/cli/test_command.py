@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import demo, plan, up
+from cli import demo, up
 from cli.compare.study import read_study
 from cli.main import COMMANDS, main
 from cli.overrides import split_overrides
+from cli.run import plan
 from shared.config import build, known_keys, load
 
 EXAMPLES = plan.PACKAGE_ROOT / "examples"

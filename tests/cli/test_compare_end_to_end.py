@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.plan import PACKAGE_ROOT
-from cli.recorder import read_records
+from cli.run.plan import PACKAGE_ROOT
+from cli.run.recorder import read_records
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from cli.compare.study import Study, read_study, run_name
 from cli.main import main
-from cli.plan import PACKAGE_ROOT
+from cli.run.plan import PACKAGE_ROOT
 from shared.errors import UserError
 
 EXAMPLES = sorted((PACKAGE_ROOT / "examples" / "studies").glob("*.toml"))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from cli import local_redis
 from cli.main import main
+from cli.run import local_redis
 from shared import streams
 from shared.config import build
 from shared.streams import DEAD_LETTERS_KEPT, Keys

@@ -11,11 +11,13 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from cli import eval_folder, eval_model, eval_plan
-from cli.eval_model import Vanished, find_target, hold
-from cli.eval_plan import Request, make_plan
-from cli.eval_report import print_report, report
-from cli.eval_suites import GROUPS, SUITES, Suite, check_words, questions_of, task_of
+from cli.eval import folder as eval_folder
+from cli.eval import model as eval_model
+from cli.eval import plan as eval_plan
+from cli.eval.model import Vanished, find_target, hold
+from cli.eval.plan import Request, make_plan
+from cli.eval.report import print_report, report
+from cli.eval.suites import GROUPS, SUITES, Suite, check_words, questions_of, task_of
 from cli.main import main
 from shared import weights
 from shared.errors import UserError

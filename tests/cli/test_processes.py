@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import processes
-from cli.processes import Program, Supervisor
-from cli.warden import Warden, alive
+from cli.run import processes
+from cli.run.processes import Program, Supervisor
+from cli.run.warden import Warden, alive
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -154,7 +154,7 @@ def test_the_warden_ends_everything_when_the_command_is_killed(tmp_path: Path) -
     code = f"""
 import asyncio, os, sys
 from pathlib import Path
-from cli.processes import Program, Supervisor
+from cli.run.processes import Program, Supervisor
 async def main():
     it = Supervisor()
     for name in ("one", "two"):

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from cli.progress import PlainScreen, clock, doing, line, screen_for, table
-from cli.view import RunView
+from cli.run.progress import PlainScreen, clock, doing, line, screen_for, table
+from cli.run.view import RunView
 
 STEP = {
     "kind": "step",
@@ -104,7 +104,7 @@ def test_without_a_terminal_what_has_not_changed_is_seldom_said_and_a_warning_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, stream = [0.0], io.StringIO()
-    monkeypatch.setattr("cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("cli.run.progress.time.monotonic", lambda: now[0])
     screen, view = PlainScreen(stream), RunView("x", 10, started=1.0)
     view.waiting_for = ["learner"]
     for _ in range(100):

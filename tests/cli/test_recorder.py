@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cli.recorder import Recorder, read_records
+from cli.run.recorder import Recorder, read_records
 
 
 def step(number: int, version: int = 0) -> dict:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from cli import redis_binary
+from cli.run import redis_binary
 from shared.errors import UserError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import untrained
 from cli.main import main
+from cli.run import untrained
 from services.env_search.backend import IndexSpec
 from services.env_search.index import build_index
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from cli import local_redis
 from cli.main import main
-from cli.recorder import Recorder
+from cli.run import local_redis
+from cli.run.recorder import Recorder
 from cli.status import read_state
 from shared import events, streams
 from shared.config import build

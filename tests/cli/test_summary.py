@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import artefacts, ending
-from cli.curves import draw
-from cli.ending import of_the_policy
-from cli.samples import as_markdown, before_and_after
-from cli.summary import summarise
+from cli.run import artefacts, ending
+from cli.run.curves import draw
+from cli.run.ending import of_the_policy
+from cli.run.samples import as_markdown, before_and_after
+from cli.run.summary import summarise
 
 NEEDED = {
     *("steps", "seconds", "em_first", "em_last", "reward_first", "reward_last", "groups_generated", "groups_trained"),

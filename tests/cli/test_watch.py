@@ -10,7 +10,7 @@ from pathlib import Path
 import redis
 
 from cli.main import main
-from cli.recorder import EVENTS, METRICS, read_records
+from cli.run.recorder import EVENTS, METRICS, read_records
 from shared import events
 from shared.streams import Keys
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import redis
 
-from cli.local_redis import stored_url
+from cli.run.local_redis import stored_url
 from shared.messages import Batch, GroupHeader, Scan, Task, Work, decode
 from shared.payload import Payload, decode_payload
 from shared.streams import Keys

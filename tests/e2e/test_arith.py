@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import pytest
 
-from cli.recorder import read_records
+from cli.run.recorder import read_records
 from tests.e2e.command import ATLAS, overrides
 from tests.e2e.conftest import Start
 

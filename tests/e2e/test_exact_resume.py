@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 
-from cli.local_redis import stored_url
-from cli.recorder import read_records
+from cli.run.local_redis import stored_url
+from cli.run.recorder import read_records
 from services.replay.state import Counters
 from shared.streams import Keys
 from tests.e2e.command import ATLAS, STOP_S, Command, overrides

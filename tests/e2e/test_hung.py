@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.recorder import read_records
+from cli.run.recorder import read_records
 from tests.e2e.command import ATLAS, STOP_S, Command, overrides
 from tests.e2e.conftest import Start
 from tests.e2e.test_exact_resume import redis_of, trained

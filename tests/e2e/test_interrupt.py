@@ -13,8 +13,8 @@ import psutil
 import pytest
 import redis
 
-from cli import local_redis
-from cli.recorder import read_records
+from cli.run import local_redis
+from cli.run.recorder import read_records
 from shared.streams import Keys
 from tests.e2e.command import ATLAS, STOP_S, Command, overrides
 from tests.e2e.conftest import Start

@@ -11,7 +11,7 @@ import pytest
 
 from shared.cancellation import stop
 from tests.e2e.page import Page
-from tests.replay.peers import PeerActor, PeerLearner
+from tests.replay.peers import PeerActor, PeerLearner, close_clients
 from tests.replay.stored_groups import STEP, USUAL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -38,6 +38,7 @@ def training(page: Page) -> Iterator[None]:
         while not over.is_set() and not any(peer.done() for peer in peers):
             await asyncio.sleep(0.1)
         await stop(*peers)
+        await close_clients()
 
     thread = threading.Thread(target=lambda: asyncio.run(train()))
     thread.start()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.recorder import read_records
+from cli.run.recorder import read_records
 from tests.e2e.command import ATLAS, overrides
 from tests.e2e.conftest import Start
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli.recorder import read_records
+from cli.run.recorder import read_records
 from examples.smollm2.check_masks import check_run
 from shared.versions import Version
 from tests.e2e.command import ATLAS, overrides

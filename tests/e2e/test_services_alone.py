@@ -20,8 +20,8 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file
 
-from cli import local_redis
-from cli.ports import free_port
+from cli.run import local_redis
+from cli.run.ports import free_port
 from shared.events import parse
 from shared.messages import EVAL, FINISHED, TRAIN, TRUNCATED
 from shared.streams import Keys

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cli.recorder import read_records
+from cli.run.recorder import read_records
 from shared.config import Config, load
 from tests.e2e import reference_trainer
 from tests.e2e.command import ATLAS, REPOSITORY, overrides

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.recorder import read_records
+from cli.run.recorder import read_records
 from shared.config import load
 from tests.e2e.command import ATLAS, overrides
 from tests.e2e.conftest import Start

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.recorder import read_records
+from cli.run.recorder import read_records
 from shared.versions import Version
 from tests.e2e.command import ATLAS, overrides
 from tests.e2e.conftest import Start

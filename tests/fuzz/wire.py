@@ -9,7 +9,7 @@ import redis
 import torch
 from hypothesis import strategies as st
 
-from services.learner.groups import group_from_payload
+from services.learner.groups.group import group_from_payload
 from services.replay import transitions
 from services.replay.policies import get_policy
 from services.replay.rows import new_row

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import redis
 
-from cli.local_redis import stored_url
+from cli.run.local_redis import stored_url
 from shared.streams import Keys
 from tests.e2e.command import REPOSITORY, Command
 from tests.leaks.slope import Series, fit, grows

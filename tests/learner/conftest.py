@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from services.learner.clock import Clock
-from services.learner.groups import Group, group_from_payload
-from services.learner.optimise import Optimiser
-from services.learner.policy import load_policy
+from services.learner.groups.group import Group, group_from_payload
+from services.learner.model.optimise import Optimiser
+from services.learner.model.policy import load_policy
 from services.learner.step import Trainer
 from services.learner.stop import Stop
 from shared.advantages import group_advantages

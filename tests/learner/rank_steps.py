@@ -18,16 +18,16 @@ from typing import Any
 import msgspec
 import torch
 
-from services.learner import ranks as ranks_
 from services.learner.assemble import assemble
-from services.learner.balance import Load, owners
-from services.learner.batching import mini_batches
-from services.learner.groups import Group, group_from_payload
-from services.learner.keeping import save_checkpoint
-from services.learner.policy import logprobs
-from services.learner.publish import write_model
+from services.learner.groups.group import Group, group_from_payload
+from services.learner.model.batching import mini_batches
+from services.learner.model.policy import logprobs
+from services.learner.ranks import members as ranks_
+from services.learner.ranks.balance import Load, owners
+from services.learner.ranks.keeping import save_checkpoint
 from services.learner.step import scan, train_step
 from services.learner.stop import Stop
+from services.learner.weights.publish import write_model
 from shared.config import build
 from shared.payload import decode_payload
 from tests.tiny_model import CONTEXT, VOCABULARY

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.batching import flat_index, flatten, micro_batches, mini_batches, tokens_read
-from services.learner.groups import Row
+from services.learner.groups.group import Row
+from services.learner.model.batching import flat_index, flatten, micro_batches, mini_batches, tokens_read
 
 
 def rows_of(lengths: list[int]) -> list[Row]:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from services.learner import checkpoint
 from services.learner.assemble import assemble, trainer_state
-from services.learner.model_files import read_companions
-from services.learner.publish import write_model
 from services.learner.step import Trainer, train_step
 from services.learner.stop import Stop
+from services.learner.weights import checkpoint
+from services.learner.weights.model_files import read_companions
+from services.learner.weights.publish import write_model
 from shared.config import Config, build
 from shared.messages import Cursor
 

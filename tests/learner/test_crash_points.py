@@ -9,9 +9,10 @@ import pytest
 import redis
 import torch
 
-from services.learner import checkpoint, loop
+from services.learner import loop
 from services.learner.loop import Loop
 from services.learner.stop import Stop
+from services.learner.weights import checkpoint
 from shared import streams, weights
 from shared.config import Config, build
 from shared.messages import Batch, Checkpointed, Cursor, Finish, Hello, Result, Scan, Trained, decode, encode
@@ -114,7 +115,7 @@ def test_at_every_write_the_run_ends_with_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
     lost: bool,
 ) -> None:
-    monkeypatch.setattr("services.learner.patience.RETRY_S", 0.01)
+    monkeypatch.setattr("services.learner.talk.patience.RETRY_S", 0.01)
 
     def life(name: str) -> Life:
         return Life(tmp_path / name, policy_dir, client, redis_url, make_payload)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.learner import logprob
+from services.learner.model import logprob
 
 
 def naive(head: Any, states: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:

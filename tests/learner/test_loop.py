@@ -12,10 +12,10 @@ import pytest
 import redis
 import torch
 
-from services.learner import checkpoint
-from services.learner.idle import waiting_text
 from services.learner.loop import Loop
 from services.learner.stop import Stop, Stopped
+from services.learner.talk.idle import waiting_text
+from services.learner.weights import checkpoint
 from shared import events, streams, weights
 from shared.config import Config, build
 from shared.messages import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from services.learner.optimise import Optimiser, lr_at
+from services.learner.model.optimise import Optimiser, lr_at
 from shared.errors import UserError
 from shared.settings import Learner
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from services.learner.batching import flatten
-from services.learner.packing import can_pack
-from services.learner.policy import is_packed, load_policy, logprobs, recompute_layers
+from services.learner.model.batching import flatten
+from services.learner.model.packing import can_pack
+from services.learner.model.policy import is_packed, load_policy, logprobs, recompute_layers
 from services.learner.step import Totals, _accumulate, scan, train_step
 
 CPU = torch.device("cpu")

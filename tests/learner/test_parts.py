@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax
 
-from services.learner.batching import flatten, mini_batches
+from services.learner.groups.parts import part_of, use_parts
+from services.learner.groups.store import Fetched
 from services.learner.losses.denominators import per_response
-from services.learner.parts import part_of, use_parts
+from services.learner.model.batching import flatten, mini_batches
 from services.learner.step import scan, train_step
-from services.learner.store import Fetched
 from shared.advantages import group_advantages
 from shared.messages import Batch, Malformed, Part, ScanResult, decode, encode
 from shared.versions import Version

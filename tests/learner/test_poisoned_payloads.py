@@ -9,7 +9,7 @@ import psutil
 import pytest
 import redis
 
-from services.learner.store import Store
+from services.learner.groups.store import Store
 from shared.streams import Keys
 from tests.fuzz.wire import RUN, payload_fields
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from cli.redis_binary import find_redis_binary
+from cli.run.redis_binary import find_redis_binary
 from shared import streams, weights
 from shared.config import Config, build
 from shared.messages import (

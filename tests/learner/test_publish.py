@@ -10,9 +10,9 @@ import redis
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.learner import publish
-from services.learner.model_files import read_companions
 from services.learner.step import train_step
+from services.learner.weights import publish
+from services.learner.weights.model_files import read_companions
 from shared import weights
 from shared.streams import Keys
 from shared.versions import Version

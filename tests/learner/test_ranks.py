@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from services.learner.balance import Load, owners
-from services.learner.batching import mini_batches
+from services.learner.model.batching import mini_batches
+from services.learner.ranks.balance import Load, owners
 from shared.payload import encode_payload
 from tests.learner.rank_steps import Plan
 

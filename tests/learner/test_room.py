@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.learner.room import PROBE_BYTES, until_written
 from services.learner.stop import Stop, Stopped
+from services.learner.weights.room import PROBE_BYTES, until_written
 
 TENSOR = torch.zeros(PROBE_BYTES // 2)  # twice the probe
 WRITERS: dict[str, Callable[[Path], object]] = {
@@ -37,7 +37,7 @@ def full_disk() -> Iterator[Callable[[], None]]:
 def test_a_write_without_room_is_told_once_and_made_when_there_is_some(
     name: str, tmp_path: Path, full_disk: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.learner.room.RETRY_S", 0.05)
+    monkeypatch.setattr("services.learner.weights.room.RETRY_S", 0.05)
     tries, told = [], []
 
     def write() -> str:

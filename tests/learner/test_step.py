@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax
 
-from services.learner import logprob, losses, policy, statistics
-from services.learner.batching import flatten, micro_batches
+from services.learner import losses, statistics
 from services.learner.losses.denominators import per_response
+from services.learner.model import logprob, policy
+from services.learner.model.batching import flatten, micro_batches
 from services.learner.step import forward, scan, train_step
 from services.learner.stop import Stopped
 from shared.model_files import find_model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import redis
 
-from services.learner.store import Store
+from services.learner.groups.store import Store
 from shared.payload import encode_payload
 from shared.streams import Keys
 from tests.tiny_model import CONTEXT, VOCABULARY

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.ports import free_port
+from cli.run.ports import free_port
 
 ATLAS = Path(__file__).resolve().parents[2] / "examples" / "atlas" / "data"
 

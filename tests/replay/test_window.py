@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from services.replay.http import make_app
 from services.replay.service import Replay
-from services.replay.window_answers import Gate
+from services.replay.window.answers import Gate
 from shared.cancellation import stop
 from shared.config import Config
 from shared.http_server import listen, serve_http

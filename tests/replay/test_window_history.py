@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.replay.window_history import STEPS_KEPT, History
+from services.replay.window.history import STEPS_KEPT, History
 from shared import events
 from shared.streams import Keys
 from tests.replay.peers import client_of

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.actor.engine import CanaryRefused
+from services.actor.engines.engine import CanaryRefused
+from services.actor.engines.torch_model import TorchModel, read_weights
+from services.actor.engines.vllm_setup import engine_arguments
 from services.actor.text import Codec
-from services.actor.torch_model import TorchModel, read_weights
-from services.actor.vllm_setup import engine_arguments
 from services.env_search.backend import IndexSpec
 from services.env_search.index import build_index, open_index
-from services.learner import checkpoint
-from services.learner.policy import load_policy
+from services.learner.model.policy import load_policy
+from services.learner.weights import checkpoint
 from shared.checkpoints import STATE
 from shared.config import build
 from shared.errors import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.ports import free_port
+from cli.run.ports import free_port
 from shared.config import without_password
 from tests.conftest import REPOSITORY
 

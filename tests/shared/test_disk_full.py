@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from cli import local_redis
 from cli.chaos.session import IGNORE_XFSZ
+from cli.run import local_redis
 from shared import streams
 from shared.redis_client import connect, connect_async, is_full, is_short_of_disk, wait_until_up
 from shared.streams import GroupStore, Inbox, Keys

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cli import local_redis
 from cli.chaos.aof import transactions
 from cli.chaos.checker import check
 from cli.chaos.log import Added, Counted, Dropped, Fact, Noted, Put, Removed, facts
+from cli.run import local_redis
 from shared.cancellation import stop
 from shared.config import Config, build
 from shared.errors import UserError

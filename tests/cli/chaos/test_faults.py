@@ -17,7 +17,7 @@ from cli.chaos import faults
 from cli.chaos.faults import Inflicted, Inflictor
 from cli.chaos.proxy import Link
 from cli.chaos.schedule import KINDS, Fault, pairs, plan
-from cli.processes import Program, Supervisor
+from cli.run.processes import Program, Supervisor
 from shared import weights
 from shared.errors import UserError
 from shared.versions import Version

@@ -1,0 +1,71 @@
+"""The folder of an evaluation: one command at a time, one job for good, and what to delete to begin anew."""
+
+import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from cli.eval.model import release
+from shared.errors import UserError
+from shared.evaluation.records import ANSWERS, ANSWERS_LOCK, JOB, QUESTIONS, Job, Question, read_job, write_questions
+
+REPORT, CONFIG = "eval.json", "config.toml"
+LEAVES_S, LOOK_S = 30.0, 0.1  # how long a process that was left behind may take to end
+
+
+def lock(folder: Path) -> IO[str]:
+    """Hold the folder while the returned file is open. UserError when another command holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UserError(f"the evaluation in {folder} is running already: wait for it, or name another --out.") from None
+    return file
+
+
+def claim(folder: Path, job: Job, questions: Sequence[Question], *, fresh: bool) -> None:
+    """Make the folder this job's, or find that it is. UserError where it is another's, saying in what they differ."""
+    if fresh:
+        with _nobody_answers(folder):
+            for name in (JOB, QUESTIONS, ANSWERS, REPORT):
+                (folder / name).unlink(missing_ok=True)
+            release(folder)
+    there = read_job(folder)
+    if there is None:
+        if (folder / ANSWERS).exists():
+            raise UserError(f"{folder} holds answers of another evaluation: name another --out, or add --fresh.")
+        write_questions(folder, job, questions)
+        return
+    for what, old, new in _differences(there, job):
+        raise UserError(
+            f"{folder} holds an evaluation with another {what} ({old} there, {new} here): name another --out, or add "
+            "--fresh to ask everything again."
+        )
+
+
+@contextmanager
+def _nobody_answers(folder: Path) -> Iterator[None]:
+    """Wait for the process of a command that was killed: what it still answers belongs to the old job."""
+    deadline = time.monotonic() + LEAVES_S
+    with (folder / ANSWERS_LOCK).open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"another process is answering the questions of {folder}: end it, or name another --out."
+                    ) from None
+            time.sleep(LOOK_S)
+        yield
+
+
+def _differences(there: Job, here: Job) -> list[tuple[str, object, object]]:
+    pairs = [(what, there.identity.get(what), here.identity.get(what)) for what in here.identity]
+    pairs += [(what, getattr(there, what), getattr(here, what)) for what in ("samples", "temperature", "seed")]
+    return [pair for pair in pairs if pair[1] != pair[2]]

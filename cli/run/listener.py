@@ -1,0 +1,64 @@
+"""Reads a run's events as they come: records them, and keeps what is shown of the run up to date."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from cli.run.recorder import Recorder
+from cli.run.view import RunView
+from shared import events
+from shared.cancellation import raise_if_cancelled
+from shared.config import Config
+from shared.streams import Keys
+
+RETRY_S = 0.5
+DRAIN_S = 1.0
+
+Event = dict[str, Any]
+
+
+class Listener:
+    """One reader of the events stream. `over` is set when the run has finished all of its steps."""
+
+    def __init__(
+        self, config: Config, view: RunView, recorder: Recorder, on_event: Callable[[Event], None] = lambda event: None
+    ) -> None:
+        """What was recorded in earlier sessions is shown first. on_event: called with each new event."""
+        self.view, self.recorder, self.over = view, recorder, asyncio.Event()
+        self._keys, self._steps, self._on_event = Keys(config.run.name), config.run.steps, on_event
+        for record in recorder.records:
+            self._show(record)
+
+    async def follow(self, client: redis.asyncio.Redis) -> None:
+        """For ever; a server that is away is waited for."""
+        while True:
+            raise_if_cancelled()
+            try:
+                reply = await client.xread({self._keys.events: self.recorder.last_id}, count=500, block=1000)
+            except (redis.RedisError, OSError):
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._take(reply)
+
+    async def drain(self, client: redis.asyncio.Redis) -> None:
+        """What was said up to now and not read yet, as far as a server that may hang tells it at once."""
+        with suppress(redis.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while reply := await client.xread({self._keys.events: self.recorder.last_id}, count=500):
+                    self._take(reply)
+
+    def _take(self, reply: Any) -> None:
+        for id, record in events.parse(reply):
+            self.recorder.add(id, record)
+            self._show(record)
+            self._on_event(record)
+
+    def _show(self, record: Event) -> None:
+        self.view.update(record)
+        # an earlier end is none when the run was resumed for more steps
+        if record["kind"] == "finished" and record["step"] >= self._steps:
+            self.over.set()

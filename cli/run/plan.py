@@ -1,0 +1,124 @@
+"""Which processes a configuration needs on this machine, with the environment of each. Nothing is started here."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shared import config as configuration
+from shared.config import Config
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """One process: `name` is unique in the run (actor-1), `service` is the package (actor)."""
+
+    name: str
+    service: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    may_finish: bool = False  # it ends by itself when the run is over
+
+    @property
+    def module(self) -> str:
+        """What `python -m` runs."""
+        return f"services.{self.service}"
+
+
+def services_of(config: Config, cores: int) -> list[ServiceSpec]:
+    """The processes of a run in the order in which they start; the light ones come first."""
+    learner_threads, actor_threads = thread_shares(config, cores)
+    specs = [ServiceSpec("replay", "replay", threads(1))]
+    if serves_search(config):
+        specs.append(ServiceSpec("env_search", "env_search", threads(max(1, cores // 2))))
+    specs.append(ServiceSpec("learner", "learner", threads(learner_threads), may_finish=True))
+    for number in range(config.actor.count):
+        environment = threads(actor_threads)
+        if config.actor.port:
+            environment["HEADRACE_ACTOR__PORT"] = str(config.actor.port + number)
+        specs.append(ServiceSpec(f"actor-{number}", "actor", environment))
+    return specs
+
+
+def thread_shares(config: Config, cores: int) -> tuple[int, int]:
+    """(threads of the learner, threads of each actor): half of the cores for either, unless it is configured."""
+    half = max(1, cores // 2)
+    each = max(1, half // max(config.actor.count, 1))
+    return config.learner.threads or half, config.actor.threads or each
+
+
+def threads(count: int) -> dict[str, str]:
+    """The variables by which numerical libraries learn how many threads they may use."""
+    return {name: str(count) for name in _THREAD_VARIABLES}
+
+
+def serves_search(config: Config) -> bool:
+    """Whether `headrace up` starts the retriever: a search run with a corpus, whose env.url is search.port here."""
+    return (
+        config.env.kind == "search"
+        and bool(config.search.corpus)
+        and is_this_machine(config.env.url)
+        and urlsplit(config.env.url).port == config.search.port
+    )
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether the host of `url` is the loopback."""
+    return (urlsplit(url).hostname or "") in _LOCAL_HOSTS
+
+
+def with_values(config: Config, values: Mapping[str, object]) -> Config:
+    """The configuration with some dotted keys set anew, checked again."""
+    tree = config.model_dump()
+    for dotted, value in values.items():
+        section, _, key = dotted.partition(".")
+        tree[section][key] = value
+    return configuration.build(tree)
+
+
+def absolute_paths(config: Config) -> Config:
+    """Local paths made absolute, so that a run can be resumed from any working directory; hub names stay."""
+    values: dict[str, object] = {"run.root": str(Path(config.run.root).resolve())}
+    dumped = config.model_dump()
+    for dotted in configuration.PATH_KEYS:
+        section, _, key = dotted.partition(".")
+        value = dumped[section][key]
+        written_here = dotted in ("search.index", "weights.dir")
+        if value and (written_here or Path(value).exists()):
+            values[dotted] = str(Path(value).resolve())
+    return with_values(config, values)
+
+
+def search_url(port: int) -> str:
+    """Where the retriever that `headrace up` starts answers: env.url, unless the user wrote another."""
+    return f"http://127.0.0.1:{port}"
+
+
+def service_url(host: str, port: int) -> str:
+    """Where a service that listens on `host` answers on this machine."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"http://{reachable}:{port}"
+
+
+def child_environment(config_file: Path, redis_url: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a service.
+
+    HEADRACE_SECTION__KEY variables of this shell are in the resolved file already and would win over its overrides. The
+    Redis address goes through the environment: it holds the password, which no command line and no readable file shows.
+    """
+    kept = {k: v for k, v in os.environ.items() if not (k.startswith(configuration.ENV_PREFIX) and "__" in k)}
+    roots = [str(PACKAGE_ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(roots),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        configuration.CONFIG_FILE_VARIABLE: str(config_file),
+        "HEADRACE_REDIS__URL": redis_url,
+        **extra,
+    }

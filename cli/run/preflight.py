@@ -1,0 +1,264 @@
+"""What can be known to go wrong before anything is started, cheap checks first; each is one sentence for the user."""
+
+import importlib.util
+import json
+import shutil
+from itertools import islice
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cli.run import local_redis, plan, ports
+from cli.run.prompt_lengths import PromptTokens
+from cli.run.untrained import is_untrained
+from services.env_search.backend import IndexSpec, build_command
+from services.env_search.corpus import parse_document
+from services.env_search.index import refuse_mismatch
+from services.env_search.manifest import read_manifest
+from services.replay.policies import get_policy
+from shared.config import Config
+from shared.errors import UserError
+from shared.model_files import find_model
+from shared.prompts import PromptSource, open_prompts
+from shared.redis_client import wait_until_up
+from shared.strangers import refuse_strangers
+
+REDIS_ANSWER_S = 3.0
+RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
+VERSIONS_KEPT = 4  # published versions on disk at once, at most, about
+CHECKPOINT_MODELS = 3  # weights and two moments of the optimiser
+QUESTION_SHOWN = 80
+PASSAGES_READ = 100
+HIGHEST_PORT = 65535
+
+
+class Preflight:
+    """The checks of one configuration. `notes` collects, in a dry run, what is absent here but need not be."""
+
+    def __init__(self, config: Config, *, resuming: bool = False, dry_run: bool = False) -> None:
+        self.config, self.resuming, self.dry_run = config, resuming, dry_run
+        self.notes: list[str] = []
+
+    def check(self) -> None:
+        """Raise UserError at the first thing that is wrong."""
+        get_policy(self.config.replay.policy)
+        self._run_folder()
+        self._engine()
+        model_dir = self._model()
+        self._retrieval()
+        self._ports()
+        self._passages()
+        self._actors()
+        if not self.dry_run:
+            self._disk(model_dir)
+        train, held_out = self._data("data.train", self.config.data.train), self._held_out()
+        if model_dir is not None:
+            self._context(model_dir)
+        if not self.dry_run and self.config.redis.url:
+            wait_until_up(self.config.redis.url, REDIS_ANSWER_S)
+            refuse_strangers(self.config.redis.url, self.config.run.name, new=not self.resuming)
+        if model_dir is not None:
+            self._prompt_lengths(model_dir, {"data.train": train, "data.eval": held_out})
+
+    def _absent(self, error: UserError) -> None:
+        """Something this machine lacks: fatal for a run, a note for a dry run of another machine's configuration."""
+        if not self.dry_run:
+            raise error
+        self.notes.append(str(error))
+
+    def _run_folder(self) -> None:
+        folder = self.config.run_dir
+        if not self.resuming and folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
+            raise UserError(
+                f"the run folder {folder} exists already: continue it with `headrace up --resume {folder}`, "
+                "or choose another name with --run.name NAME."
+            )
+        if self.resuming:
+            self._same_redis(folder)
+
+    def _same_redis(self, folder: Path) -> None:
+        if self.config.redis.url and (folder / local_redis.FOLDER).is_dir():
+            raise UserError(
+                f"the run in {folder} keeps its state in a Redis of its own, and redis.url is set: "
+                "leave --redis.url and HEADRACE_REDIS__URL away."
+            )
+
+    def _engine(self) -> None:
+        if self.config.actor.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+            self._absent(
+                UserError(
+                    "actor.engine = 'vllm', and vLLM is not installed here: install it (`headrace doctor` says how), "
+                    "or set actor.engine = 'torch'."
+                )
+            )
+
+    def _model(self) -> Path | None:
+        if not self.config.model.path:
+            raise UserError(
+                "model.path is empty: name the folder of the model to train, or a model in the local cache."
+            )
+        try:
+            if self.config.model.kl_reference:
+                find_model(self.config.model.kl_reference, "model.kl_reference")
+            return find_model(self.config.model.path)
+        except UserError as error:
+            self._absent(error)
+            return None
+
+    def _retrieval(self) -> None:
+        c = self.config
+        if c.env.kind != "search":
+            return
+        if plan.serves_search(c):
+            corpus = Path(c.search.corpus)
+            if not corpus.is_file():
+                self._absent(UserError(f"search.corpus = '{corpus}' is not a file: write the path of the passages."))
+            elif not corpus.stat().st_size:
+                raise UserError(f"search.corpus = '{corpus}' is empty: it needs a JSON line per passage.")
+            if c.search.index and not (Path(c.search.index) / "manifest.json").is_file():
+                build = build_command(corpus, Path(c.search.index), IndexSpec.of(c.search))
+                self._absent(UserError(f"search.index = '{c.search.index}' holds no index: build it with `{build}`."))
+            if c.search.backend == "dense" and not c.search.encoder:
+                raise UserError("search.backend = 'dense' needs search.encoder, the sentence-embedding model.")
+            return
+        address = urlsplit(c.env.url)
+        default_port = 443 if address.scheme == "https" else 80
+        if self.dry_run or ports.answers(address.hostname or "", address.port or default_port):
+            return
+        if not plan.is_this_machine(c.env.url):
+            hint = "start it there, or mend the address, and see that this machine may reach it"
+        elif c.search.corpus:
+            hint = (
+                f"env.url names port {address.port} and search.port is {c.search.port}: make them the same, or "
+                "leave env.url out"
+            )
+        else:
+            hint = "set search.corpus to have a retriever started here, or start yours first"
+        raise UserError(f"no retriever answers at env.url = '{c.env.url}': {hint}.")
+
+    def _passages(self) -> None:
+        """The passages and the index, where they are here, are what the retriever wants to find at its start."""
+        corpus, spec = Path(self.config.search.corpus), IndexSpec.of(self.config.search)
+        if not plan.serves_search(self.config) or not corpus.is_file():
+            return
+        with corpus.open("rb") as lines:
+            for number, line in enumerate(islice(lines, PASSAGES_READ)):
+                try:
+                    parse_document(line, number)
+                except ValueError as error:
+                    raise UserError(f"search.corpus: {corpus} line {number + 1}: {error}") from None
+        index = Path(self.config.search.index) if self.config.search.index else None
+        if index and (manifest := read_manifest(index)):
+            refuse_mismatch(corpus, index, spec, manifest)
+
+    def _actors(self) -> None:
+        if self.config.actor.count:
+            return
+        if not self.config.redis.url:
+            raise UserError(
+                "actor.count = 0 and redis.url is empty: no actor could reach the run's own Redis, and no group would "
+                "ever be made. Set actor.count to 1 or more, or redis.url to a server that your actors know."
+            )
+        self.notes.append("actor.count = 0: the run waits until actors that are started elsewhere make groups.")
+
+    def _ports(self) -> None:
+        """No two settings name one port, which holds on any machine; and, unless in a dry run, all are free on this."""
+        c = self.config
+        metrics = c.run.metrics_host
+        wanted = [("replay.port", c.replay.host, c.replay.port)]
+        if plan.serves_search(c):
+            wanted.append(("search.port", c.search.host, c.search.port))
+        if c.learner.port:
+            wanted.append(("learner.port", metrics, c.learner.port))
+        if c.actor.port:
+            last = c.actor.port + c.actor.count - 1
+            if last > HIGHEST_PORT:
+                raise UserError(
+                    f"actor.port = {c.actor.port} with actor.count = {c.actor.count} needs the ports up to {last}, and "
+                    f"the highest is {HIGHEST_PORT}: set actor.port to {HIGHEST_PORT + 1 - c.actor.count} or less."
+                )
+            wanted += [("actor.port", metrics, c.actor.port + n) for n in range(c.actor.count)]
+        seen: dict[int, str] = {}
+        for key, _, port in wanted:
+            if port in seen:
+                ports_of = " (a port for each actor, from actor.port on)" if key == "actor.port" else ""
+                raise UserError(f"{key} and {seen[port]} are both {port}{ports_of}: choose two ports.")
+            seen[port] = key
+        if not self.dry_run:
+            self._ports_are_free(wanted)
+
+    def _ports_are_free(self, wanted: list[tuple[str, str, int]]) -> None:
+        for key, host, port in wanted:
+            if not ports.can_listen(host, port):
+                raise UserError(
+                    f"{key} = {port} is in use on this machine ({host}): stop what listens there, or choose another "
+                    f"port, for example --{key} {ports.free_port()}."
+                )
+
+    def _disk(self, model_dir: Path | None) -> None:
+        model = sum(f.stat().st_size for f in model_dir.glob("*.safetensors")) if model_dir else 0
+        kept = self.config.learner.keep_last + 1
+        needed = model * (VERSIONS_KEPT + CHECKPOINT_MODELS * kept) + RUN_FOLDER_BYTES
+        folder = _existing(self.config.run_dir)
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise UserError(
+                f"{folder} has {_gib(free)} free, and the run needs about {_gib(needed)} "
+                f"({VERSIONS_KEPT} published versions and {kept} checkpoints of {CHECKPOINT_MODELS} times the model's "
+                f"{_gib(model)}): free some, or set run.root."
+            )
+
+    def _data(self, key: str, source: str) -> PromptSource | None:
+        if not source:
+            raise UserError(f"{key} is empty: name a parquet file, a file of JSON lines, or a hub name.")
+        if self.dry_run and not Path(source).exists():
+            self.notes.append(f"{key} = '{source}' is not on this machine; it was not read.")
+            return None
+        return open_prompts(source)
+
+    def _held_out(self) -> PromptSource | None:
+        return self._data("data.eval", self.config.data.eval) if self.config.data.eval else None
+
+    def _context(self, model_dir: Path) -> None:
+        settings = json.loads((model_dir / "config.json").read_text())
+        positions = settings.get("max_position_embeddings") or settings.get("text_config", {}).get(
+            "max_position_embeddings"
+        )
+        if positions and self.config.rollout.max_tokens > positions:
+            raise UserError(
+                f"rollout.max_tokens = {self.config.rollout.max_tokens} exceeds the {positions} positions of the model "
+                f"in {model_dir}: set rollout.max_tokens to {positions} or less."
+            )
+
+    def _prompt_lengths(self, model_dir: Path, sets: dict[str, PromptSource | None]) -> None:
+        limit = self.config.rollout.max_prompt_tokens
+        try:
+            tokens = PromptTokens(model_dir, self.config.env.prompt)
+        except FileNotFoundError:
+            self.notes.append(f"{model_dir} has no tokenizer.json, so prompt lengths were not checked.")
+            return
+        except ValueError as error:
+            raise UserError(f"model.path: {error}.") from None
+        for key, prompts in sets.items():
+            longest = tokens.longest(prompts) if prompts is not None else None
+            if longest and longest.tokens > limit:
+                raise UserError(
+                    f"{key}: the prompt of example {longest.index + 1} ('{_short(longest.question)}') has "
+                    f"{longest.tokens} tokens, and rollout.max_prompt_tokens is {limit}: raise it to {longest.tokens}, "
+                    "or drop that example."
+                )
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= QUESTION_SHOWN else text[: QUESTION_SHOWN - 1] + "…"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,36 @@
+"""A run that ended before its first step has nothing to lose: its folder may be taken for another start.
+
+So a run that a service refused at its start (an empty file, a port that was taken) does not block its own name.
+"""
+
+import shutil
+from pathlib import Path
+
+from cli.run import artefacts, local_redis
+from cli.run.recorder import EVENTS, METRICS, read_records
+from shared import checkpoints
+
+INDEX = "index"  # kept: it takes the longest to make, and is known by its content
+LOCK = ".lock"
+_GOES = ("logs", "weights", "checkpoints", local_redis.FOLDER, EVENTS, METRICS, "config.toml")
+_GOES += (artefacts.SUMMARY, artefacts.SAMPLES, artefacts.CURVES)
+
+
+def is_untrained(run_dir: Path) -> bool:
+    """Whether the folder holds a run with its own Redis and no trained step, and nothing else."""
+    there = {path.name for path in run_dir.iterdir()}
+    a_run = local_redis.FOLDER in there and there <= {*_GOES, INDEX, LOCK}
+    trained = any(record["kind"] == "step" for record in read_records(run_dir / EVENTS))
+    return a_run and not trained and not checkpoints.steps(run_dir / "checkpoints")
+
+
+def clear(run_dir: Path) -> None:
+    """Take away what such a run left; any other folder stays as it is. The caller holds its lock."""
+    if not is_untrained(run_dir):
+        return
+    for name in _GOES:
+        path = run_dir / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,51 @@
+"""Follows a run whose processes are somebody else's, from its events and heartbeats alone."""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+
+import redis
+
+from cli.run.listener import Listener
+from cli.run.progress import Screen
+from cli.run.recorder import Recorder
+from cli.run.view import RunView
+from shared.cancellation import stop as stop_tasks
+from shared.config import Config
+from shared.heartbeats import alive
+from shared.redis_client import connect_async, until_up
+from shared.streams import Keys
+
+LOOK_S = 1.0
+
+
+async def follow_to_end(config: Config, screen: Screen) -> bool:
+    """Record and show until the run has finished (True) or SIGINT or SIGTERM (False). UserError without a server."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await until_up(config.redis.url, config.redis.wait_s)
+    view = RunView(config.run.name, config.run.steps, time.time())
+    recorder = Recorder(config.run_dir)
+    recorder.note("session", pid=os.getpid(), steps=config.run.steps, env_latency=config.env.latency)
+    listener = Listener(config, view, recorder)
+    client, keys = connect_async(config.redis.url), Keys(config.run.name)
+    following = asyncio.ensure_future(listener.follow(client))
+    ends = [asyncio.ensure_future(listener.over.wait()), asyncio.ensure_future(stop.wait())]
+    try:
+        while not any(work.done() for work in (following, *ends)):
+            with suppress(redis.RedisError, OSError):
+                view.actors = await alive(client, keys)
+            with suppress(OSError):  # nobody reads the pipe: it is recorded all the same
+                screen.show(view)
+            await asyncio.wait([following, *ends], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+        return listener.over.is_set()
+    finally:
+        await stop_tasks(following, *ends)
+        await listener.drain(client)
+        recorder.close()
+        await client.aclose()

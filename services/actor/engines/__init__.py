@@ -1,0 +1,1 @@
+"""The two engines that sample tokens, vLLM and torch, behind one interface."""

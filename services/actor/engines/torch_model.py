@@ -1,0 +1,109 @@
+"""A transformers model as the torch engine uses it: next-token logits, scores, and weights that can be exchanged.
+
+Everything here runs in the engine's thread.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from services.actor.engines.engine import CanaryRefused
+from services.actor.engines.torch_attention import NAME as GROUPED
+from services.actor.engines.torch_cache import SlotCache
+from shared.errors import UserError
+from shared.model_files import NO_CODE
+
+SCORE_TOKENS = 4096  # of one scoring forward, padding included
+
+
+class TorchModel:
+    """The model on its device, with the cache that fits it."""
+
+    def __init__(self, directory: Path, device: str, dtype: torch.dtype) -> None:
+        """Raises UserError where the model does not load, or attends only to a window."""
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=dtype, attn_implementation=GROUPED, **NO_CODE
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(f"the model in {directory} does not load: {error}") from None
+        if any(kind != "full_attention" for kind in getattr(model.config, "layer_types", None) or []):
+            raise UserError(f"{directory}: the torch engine knows full attention only; use actor.engine = 'vllm'.")
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.device, self.dtype = torch.device(device), dtype
+        self.layers: int = model.config.get_text_config().num_hidden_layers
+        self._short_head = self._head_is_plain()
+
+    def new_cache(self) -> SlotCache:
+        """An empty cache."""
+        return SlotCache(self.layers, self.device)
+
+    def extend(self, cache: SlotCache, first: int, starts: Sequence[int], new: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Feed new[i] to slot first + i, which holds starts[i] entries; logits after each last token, [rows, V]."""
+        longest = max(map(len, new))
+        ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in new], device=self.device)
+        begin = torch.tensor(starts, device=self.device)
+        mask = cache.window(first, begin, longest)
+        positions = begin[:, None] + torch.arange(longest, device=self.device)
+        last = torch.tensor([len(row) - 1 for row in new], device=self.device)
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        return self._logits(inputs, torch.arange(len(new), device=self.device), last)
+
+    def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
+        """Log-probabilities at temperature 1 of tokens[start:] of each sequence; a start of 0 is taken as 1."""
+        out: list[list[float]] = []
+        for sequence, start in zip(sequences, starts, strict=True):
+            ids = torch.tensor([list(sequence)], device=self.device)
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, max(start, 1) - 1 : -1].float()
+            chosen = ids[0, max(start, 1) :]
+            out.append(logits.log_softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist())
+        return out
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """A copy of the weights."""
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Put weights in. Raises CanaryRefused, changing nothing, where names or shapes are not this model's."""
+        ours = self.model.state_dict()
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
+        missing = set(ours) - set(state) - tied
+        strange = set(state) - set(ours)
+        if missing or strange:
+            raise CanaryRefused(f"the weights lack {sorted(missing)[:3]} and have unknown {sorted(strange)[:3]}")
+        for name, value in state.items():
+            if value.shape != ours[name].shape:
+                raise CanaryRefused(f"{name} has shape {tuple(value.shape)}, the model's is {tuple(ours[name].shape)}")
+        for name, value in state.items():
+            ours[name].copy_(value)
+
+    def _logits(self, inputs: dict[str, Any], rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        if self._short_head:
+            hidden = self.model.base_model(**inputs, use_cache=True).last_hidden_state
+            return self.model.get_output_embeddings()(hidden[rows, last]).float()
+        return self.model(**inputs, use_cache=True).logits[rows, last].float()
+
+    def _head_is_plain(self) -> bool:
+        """Whether logits are head(last hidden state) and no more, so that only the needed rows are computed."""
+        with torch.inference_mode():
+            ids = torch.zeros((1, 2), dtype=torch.long, device=self.device)
+            full = self.model(input_ids=ids, use_cache=False).logits
+            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            return torch.allclose(self.model.get_output_embeddings()(hidden), full, atol=1e-5)
+
+
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a published directory. Raises CanaryRefused where there are none or they cannot be read."""
+    state: dict[str, torch.Tensor] = {}
+    try:
+        for file in sorted(directory.glob("*.safetensors")):
+            state |= load_file(file)
+    except Exception as error:  # noqa: BLE001  safetensors raises its own type for damaged files, and OSError
+        raise CanaryRefused(f"{directory}: {type(error).__name__}: {error}") from None
+    if not state:
+        raise CanaryRefused(f"{directory} holds no safetensors file")
+    return state

@@ -1,0 +1,170 @@
+"""The trained model: loading it, and the log-probability of the tokens a rollout sampled.
+
+Rows are packed one after another (`packing.py`); where the architecture forbids it they are padded on the right. With
+causal attention no real token sees the padding, so no attention mask is needed and the fast attention path is taken.
+The model stays in evaluation mode: dropout would make log p_theta differ from l_ref with no change of the weights.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.learner.groups.group import Row
+from services.learner.model.logprob import token_logprobs
+from services.learner.model.packing import PACKED, can_pack, packing
+from shared.errors import UserError
+from shared.model_files import NO_CODE
+
+log = logging.getLogger("headrace")
+
+SCORED = "headrace_score"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pick_device(wanted: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "learner.device = 'cuda', and torch sees no GPU here: set it to 'cpu', or install a CUDA build."
+        )
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """`auto`: bf16 on a GPU, fp32 on a CPU."""
+    if wanted == "auto":
+        wanted = "bfloat16" if device.type == "cuda" else "float32"
+    return _DTYPES[wanted]
+
+
+def load_policy(folder: Path, dtype: torch.dtype, device: torch.device, *, packed: bool = True) -> Any:
+    """A transformers causal language model in evaluation mode, that takes packed rows if wanted and if it can.
+
+    Raises UserError for a folder it cannot read, weights that do not fill the model, or an architecture whose logits
+    are more than the output layer times the last hidden state.
+    """
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **NO_CODE
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"the model in {folder} cannot be loaded ({reason}): check its config.json and weights."
+        ) from None
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"the weights in {folder} lack {len(missing)} tensors, the first is {missing[0]}: copy them again."
+        )
+    model = model.to(device)
+    prepare(model, folder, packed=packed)
+    return model
+
+
+def prepare(model: Any, folder: Path, *, packed: bool) -> None:
+    """Make a loaded model the policy: evaluation mode, packed rows if wanted and possible. Raises UserError."""
+    import transformers
+
+    # the source's own file goes with what is published; this one could only be refused on saving
+    model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
+    model.eval()
+    _check_head(model, folder)
+    if packed:
+        _use_packing(model)
+
+
+def recompute_layers(model: Any) -> None:
+    """Keep only what goes into each layer; the rest is computed again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in model.base_model.layers:
+        layer.training = True  # which transformers asks of it; what is in it stays in evaluation mode
+
+
+def is_packed(model: Any) -> bool:
+    """Whether `logprobs` packs rows instead of padding them."""
+    return model.config.get_text_config()._attn_implementation == PACKED
+
+
+def vocabulary_of(model: Any) -> int:
+    """Token ids the model can embed."""
+    return model.get_input_embeddings().weight.shape[0]
+
+
+def context_of(model: Any) -> int:
+    """Positions the model can take."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2**31)
+
+
+def logprobs(model: Any, rows: Sequence[Row], temperature: float) -> Tensor:
+    """log softmax(logits / temperature) at the trained tokens of the rows, in row order: float32[sum].
+
+    On the model's device; carries a gradient unless under `torch.no_grad`. Logits are made for the trained tokens only.
+    """
+    device = next(model.parameters()).device
+    lengths = [row.inputs for row in rows]
+    if is_packed(model):
+        starts, beside = np.cumsum([0, *lengths[:-1]]), packing(lengths, device)
+        inputs = torch.from_numpy(np.concatenate([row.tokens[:-1] for row in rows]))[None]
+    else:
+        width, beside = max(lengths), {}
+        starts = np.arange(len(rows)) * width
+        inputs = torch.zeros(len(rows), width, dtype=torch.int64)
+        for i, row in enumerate(rows):
+            inputs[i, : row.inputs] = torch.from_numpy(row.tokens[:-1])
+    where = np.concatenate([row.positions - 1 + start for row, start in zip(rows, starts, strict=True)])
+    targets = np.concatenate([row.tokens[row.positions] for row in rows])
+
+    on_device = (inputs.to(device), torch.from_numpy(where).to(device), torch.from_numpy(targets).to(device))
+    run = getattr(model, SCORED, None)
+    return run(*on_device, temperature, beside) if run else score(model, *on_device, temperature, beside)
+
+
+def score(
+    model: Any, inputs: Tensor, where: Tensor, targets: Tensor, temperature: float, beside: dict[str, Any]
+) -> Tensor:
+    """log p of `targets` at the places `where` of the flattened inputs [rows, width]; `beside`: how they are packed.
+
+    A sharded model has this as a method `SCORED` of its own, around which its shards are gathered.
+    """
+    states = model.base_model(input_ids=inputs, use_cache=False, **beside).last_hidden_state
+    states = states.flatten(0, 1).index_select(0, where)
+    return token_logprobs(model.get_output_embeddings(), states, targets, temperature)
+
+
+@torch.no_grad()
+def _use_packing(model: Any) -> None:
+    """Unless the model cannot, or computes something else: compare once."""
+    rows = [Row(np.arange(n) % min(8, vocabulary_of(model)), np.arange(1, n), 0) for n in (9, 7, 7, 4)]
+    alone = torch.cat([logprobs(model, [row], 1.0) for row in rows])
+    if can_pack(model.config):
+        model.set_attn_implementation(PACKED)
+        together = logprobs(model, rows, 1.0)
+        if torch.allclose(together, alone, atol=1e-4 if model.dtype == torch.float32 else 0.1):
+            return
+        model.set_attn_implementation("sdpa")
+    log.warning("the attention of %s is not plain causal attention: rows are padded", type(model).__name__)
+
+
+@torch.no_grad()
+def _check_head(model: Any, folder: Path) -> None:
+    """Scaled or capped logits would make every log-probability wrong without a sign of it: compare once."""
+    row = Row(np.arange(9) % vocabulary_of(model), np.arange(1, 9), 0)
+    ids = torch.from_numpy(row.tokens[None, :-1]).to(next(model.parameters()).device)
+    targets = torch.from_numpy(row.tokens[None, 1:]).to(ids.device)
+    theirs = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1).gather(-1, targets[..., None])
+    if not torch.allclose(logprobs(model, [row], 1.0), theirs.flatten(), atol=1e-3, rtol=1e-3):
+        raise UserError(
+            f"the architecture of {folder} changes its logits after the output layer, which is not supported."
+        )

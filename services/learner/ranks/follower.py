@@ -1,0 +1,60 @@
+"""A rank that does not lead: one order after the other, until it may leave."""
+
+import msgspec
+
+from services.learner.assemble import assemble
+from services.learner.groups.parts import use_parts
+from services.learner.groups.store import Fetched, Store
+from services.learner.model.policy import context_of, pick_device, vocabulary_of
+from services.learner.ranks import orders
+from services.learner.ranks.keeping import save_checkpoint
+from services.learner.ranks.members import join
+from services.learner.step import scan
+from services.learner.stop import Stop
+from services.learner.talk.patience import patiently
+from services.learner.weights import publish
+from shared.config import Config
+from shared.redis_client import connect
+from shared.streams import Keys
+
+
+def follow(config: Config) -> None:
+    """Until rank 0 says that the run is over."""
+    ranks, stop, w = join(pick_device(config.learner.device)), Stop(), config.weights
+    trainer = assemble(config, stop, ranks).trainer
+    model, keys = trainer.model, Keys(config.run.name)
+    store = Store(
+        connect(config.redis.url),
+        keys,
+        config.run.name,
+        config.learner.cache_bytes // ranks.count,
+        vocabulary=vocabulary_of(model),
+        context=context_of(model),
+    )
+    publish.sampled_sequences(model, w.canary_sequences, w.canary_tokens)  # beside rank 0's publisher
+
+    def own(ids: list[str], order: orders.Learn | orders.Look, *, reference: bool) -> Fetched:
+        wanted = orders.own(ids, order, ranks.rank)
+        return patiently(stop, "fetch groups", lambda: store.fetch(wanted, reference=reference))
+
+    reference = config.learner.reference == "trainer"
+    while True:
+        order = msgspec.msgpack.decode(ranks.tell(), type=orders.Order)
+        match order:
+            case orders.Learn():
+                replay = use_parts(own(order.replay, order, reference=reference), order.parts)
+                fresh = use_parts(own(order.fresh, order, reference=False), order.parts)
+                records, totals = orders.learn(trainer, order, replay, fresh)
+                told = [orders.told_of(g) for g in (*replay.groups, *fresh.groups)]
+                refused = replay.refused | fresh.refused
+                ranks.all(msgspec.msgpack.encode(orders.Learned(records, totals, told, refused, store.lap())))
+            case orders.Look():
+                groups = own(order.ids, order, reference=reference).groups
+                ranks.all(msgspec.msgpack.encode(scan(trainer, groups, order.per_rollout)))
+            case orders.Publish():
+                publish.canary_of(model, order.canary)
+                publish.write_model(model, {}, config.weights_dir)
+            case orders.Save():
+                save_checkpoint(config.checkpoints_dir, trainer, {}, order.step, order.lineage, order.cursor)
+            case orders.Leave():
+                return

@@ -1,0 +1,143 @@
+"""A model that no rank holds whole: loaded, run and written in shards (FSDP2).
+
+Parameters, gradients and optimiser state lie sharded by rows over the ranks, in float32. A layer is gathered, in the
+model's dtype, while it runs. Files are read by slices and written one parameter at a time, so no process ever needs
+room for more than its share, the layer that runs and the parameter that is written.
+"""
+
+import json
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from services.learner.model.policy import SCORED, prepare, score
+from services.learner.ranks.members import Ranks
+from shared.errors import UserError
+
+_SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
+
+
+def load_sharded(folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks, *, packed: bool) -> Any:
+    """As `policy.load_policy`, this rank's shard of it. `dtype`: what layers compute in."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with _without_weights():
+        model: Any = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    model.tie_weights()
+    config.architectures = [type(model).__name__]  # the sharded class has another name
+    buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
+    _shard(model, dtype, device, ranks)
+    model.to_empty(device=device)
+    for name, tensor in model.named_buffers():
+        tensor.copy_(buffers[name])
+    try:
+        read_distributed(
+            dict(model.named_parameters()),
+            storage_reader=HuggingFaceStorageReader(str(folder)),
+            process_group=ranks.group,
+        )
+    except CheckpointException as error:
+        reason = str(next(iter(error.failures.values()))[0]).splitlines()[0]
+        raise UserError(f"the model in {folder} cannot be loaded in shards ({reason}): check its weights.") from None
+    prepare(model, folder, packed=packed)
+    return model
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    """Parameters of modules that are made meanwhile take no memory; buffers, which no file holds, are computed."""
+    register = torch.nn.Module.register_parameter
+
+    def on_meta(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        register(self, name, None if param is None else torch.nn.Parameter(param.to("meta")))
+
+    torch.nn.Module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register
+
+
+def _shard(model: Any, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> None:
+    mesh = init_device_mesh(device.type, (ranks.count,))
+    mixed = MixedPrecisionPolicy() if dtype == torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
+    for part in (*model.base_model.layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=mixed, reshard_after_forward=True)
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)  # losses are weighed over all ranks: their gradients add up
+            part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    model.headrace_dtype, model.headrace_ranks = dtype, ranks  # for those who write it
+    setattr(model, SCORED, MethodType(score, model))
+    register_fsdp_forward_method(model, SCORED)
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether this process holds a shard of the model only."""
+    return isinstance(model, FSDPModule)
+
+
+def write_sharded(model: Any, folder: Path) -> None:
+    """config.json and model.safetensors. Every rank calls it, rank 0 writes, one parameter at a time.
+
+    Where rank 0 cannot write it still takes part in the gathering, and raises at the end.
+    """
+    dtype, ranks = model.headrace_dtype, model.headrace_ranks
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    writing = _written(folder, shapes, dtype) if ranks.leads else None
+    error: OSError | None = None
+    try:
+        if writing:
+            model.config.dtype = dtype
+            model.config.save_pretrained(folder)
+            next(writing)
+    except OSError as failed:
+        error = failed
+    for tensor in gathered(model):
+        if writing and not error:
+            try:
+                writing.send(tensor.to("cpu", dtype))
+            except OSError as failed:
+                error = failed
+    if writing:
+        writing.close()
+    if error:
+        raise error
+
+
+def gathered(model: Any) -> Iterator[Tensor]:
+    """Every parameter whole, in order, one after the other; tied ones once."""
+    for parameter in model.parameters():
+        data = parameter.detach()
+        yield data.full_tensor() if isinstance(data, DTensor) else data
+
+
+def _written(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> Generator[None, Tensor, None]:
+    """A safetensors file that takes its tensors one by one, in the order of `shapes`."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, shape in shapes.items():
+        size = dtype.itemsize * torch.Size(shape).numel()
+        header[name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        while True:
+            tensor = yield
+            file.write(tensor.contiguous().view(torch.uint8).numpy().data)

@@ -1,0 +1,1 @@
+"""What the learner says to Redis and to people, and how it waits for either."""

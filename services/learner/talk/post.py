@@ -1,0 +1,76 @@
+"""What the learner says to Redis: a transaction at a time, made again until the server has taken it.
+
+A transaction whose reply was lost is sent again, so a reader may see an entry twice and goes by its step and version.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import redis
+
+from services.learner.stop import Stop
+from services.learner.talk.patience import patiently
+from services.learner.weights import publish
+from shared import events, streams
+from shared.messages import Message, Trained, WeightsNotice, encode
+from shared.streams import LEARNER, Keys
+
+T = TypeVar("T")
+
+
+class Post:
+    """The learner's connection to Redis. Every wait is for the server, or ends with a Stopped."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, stop: Stop) -> None:
+        self.client, self.keys, self._stop = client, keys, stop
+
+    def patiently(self, what: str, call: Callable[[], T]) -> T:
+        """The result of `call`, which must bear being repeated."""
+        return patiently(self._stop, what, call)
+
+    @contextmanager
+    def letter(self, what: str) -> Iterator["Letter"]:
+        """Everything that is put into the letter takes effect together, when the block ends."""
+        with self.client.pipeline(transaction=True) as pipe:
+            yield Letter(pipe, self.keys)
+            commands = list(pipe.command_stack)
+
+            def execute() -> None:
+                pipe.command_stack = list(commands)  # a failed execute empties it
+                pipe.execute()
+
+            self.patiently(what, execute)
+
+    def warn(self, text: str) -> None:
+        """Tell people at once."""
+        self.patiently("warn", lambda: events.emit(self.client, self.keys, "warning", service="learner", text=text))
+
+
+class Letter:
+    """One transaction in the making."""
+
+    def __init__(self, pipe: Any, keys: Keys) -> None:
+        self.pipe, self._keys = pipe, keys
+
+    def result(self, message: Message) -> None:
+        """For replay."""
+        streams.add(self.pipe, self._keys.results, encode(message))
+
+    def trained(self, trained: Trained, references: Mapping[str, bytes]) -> None:
+        """A step's result, with the l_ref of its fresh groups (group id -> float32 bytes) in front of it."""
+        for id, data in references.items():
+            self.pipe.set(self._keys.reference(id), data)
+        self.result(trained)
+
+    def notice(self, notice: WeightsNotice) -> None:
+        """For every actor."""
+        streams.add(self.pipe, self._keys.weights, encode(notice), keep=publish.NOTICES_KEPT)
+
+    def ack(self, *ids: bytes) -> None:
+        """These entries of `work` are done with."""
+        streams.ack(self.pipe, self._keys.work, LEARNER, *ids)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """For people."""
+        events.emit(self.pipe, self._keys, kind, service="learner", **fields)

@@ -1,0 +1,1 @@
+"""Weights as files: checkpoints, published versions, room on the disk for both."""

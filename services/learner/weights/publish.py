@@ -1,0 +1,107 @@
+"""Publishing a version: files on the shared folder, a canary that proves them, and which old versions may go.
+
+The canary's log-probabilities are those of the model that was written, at temperature 1; an actor computes them again
+with what it loaded and refuses the version when they differ.
+"""
+
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.learner.groups.group import Group, Row
+from services.learner.model.policy import logprobs, vocabulary_of
+from services.learner.ranks.sharded import is_sharded, write_sharded
+from shared import heartbeats, weights
+from shared.messages import CanarySequence, WeightsNotice
+from shared.streams import Keys
+from shared.versions import Version
+
+NOTICES_KEPT = 16
+ALWAYS_KEPT = 2  # the newest version, and the one that actors are just leaving
+_FIRST_CANARY_TOKENS = 32
+
+
+def write_model(model: Any, companions: Mapping[str, bytes], folder: Path) -> None:
+    """config.json and safetensors (tied tensors once), and `companions` as they are: tokenizer, generation settings.
+
+    Of a sharded model all ranks call it, and those that do not lead have no companions and need no folder.
+    """
+    if is_sharded(model):
+        write_sharded(model, folder)
+    else:
+        model.save_pretrained(folder)
+    for name, content in companions.items():
+        (folder / name).write_bytes(content)
+
+
+def publish(
+    root: Path, version: Version, model: Any, companions: Mapping[str, bytes], canary: Sequence[CanarySequence]
+) -> WeightsNotice:
+    """Write the version's folder; the notice is the caller's to send."""
+    folder, digest, size = weights.publish(root, version, lambda target: write_model(model, companions, target))
+    return WeightsNotice(
+        version=version,
+        location=folder.name,
+        digest=digest,
+        size=size,
+        published=time.time(),
+        canary=list(canary),
+    )
+
+
+def canary_of(model: Any, sequences: Iterable[Sequence[int]]) -> list[CanarySequence]:
+    """Score token sequences (each of at least two) under the model as it stands."""
+    out = []
+    for tokens in sequences:
+        ids = np.asarray(tokens, np.int64)
+        with torch.no_grad():
+            scores = logprobs(model, [Row(ids, np.arange(1, len(ids)), 0)], temperature=1.0)
+        out.append(CanarySequence(tokens=ids.tolist(), start=1, logprobs=scores.cpu().tolist()))
+    return out
+
+
+def stored_sequences(groups: Sequence[Group], count: int, tokens: int) -> list[list[int]]:
+    """The ends of `count` stored rollouts, the last groups' first: what actors really read and write."""
+    ends = [g.canary_tokens[-max(tokens, 2) :].tolist() for g in reversed(groups)]
+    return [e for e in ends if len(e) >= 2][:count]
+
+
+@torch.no_grad()
+def sampled_sequences(model: Any, count: int, tokens: int) -> list[list[int]]:
+    """Before any group is trained: short texts the model samples from itself, the same ones every time."""
+    if count == 0:
+        return []
+    generator = torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
+    starts = torch.randint(vocabulary_of(model), (count, 1), generator=generator)
+    ids = starts.to(device)
+    for _ in range(max(2, min(tokens, _FIRST_CANARY_TOKENS)) - 1):
+        probabilities = model(input_ids=ids, use_cache=False).logits[:, -1].float().softmax(-1).cpu()
+        ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=generator).to(device)], dim=1)
+    return ids.tolist()
+
+
+def versions_in_use(client: Any, keys: Keys) -> set[Version]:
+    """The versions that live actors report in their heartbeats: in force, or just being read."""
+    beats = heartbeats.known(client, keys).values()
+    versions = [beat.get(field) for beat in beats if beat for field in ("version", "loading")]
+    return {Version(int(v[0]), int(v[1])) for v in versions if v}
+
+
+def delete_unused(root: Path, in_use: set[Version]) -> list[Version]:
+    """Delete all but the newest two and those in use; returns what was deleted."""
+    doomed = [v for v in weights.published(root)[:-ALWAYS_KEPT] if v not in in_use]
+    for version in doomed:
+        weights.delete(root, version)
+    return doomed
+
+
+def clear_unfinished(root: Path) -> None:
+    """Remove what a learner that was killed left half-written or half-deleted; there is one learner to a folder."""
+    for leftover in root.glob(".*v[0-9]*"):
+        shutil.rmtree(leftover, ignore_errors=True)
