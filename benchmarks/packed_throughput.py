@@ -1,13 +1,11 @@
 """Tokens per second, packed over padded: the demo's policy on the lengths of a recorded Atlas run.
 
-    .venv/bin/python -m benchmarks.packed_throughput [--micro-tokens 8192] [--rounds 5]
+    python -m benchmarks.packed_throughput [--micro-tokens 8192] [--rounds 5]
 
 Both paths take turns, so the ratio is of one machine in one state. "in order" pads rollouts as they came, without
 sorting them by length: what padding costs a trainer that does not care.
 """
 
-import argparse
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.figure import Figure, rates, run_alone, say
 from services.learner.groups.group import Row
 from services.learner.model.batching import micro_batches, tokens_read
 from services.learner.model.policy import is_packed, load_policy, logprobs
@@ -60,37 +59,38 @@ def seconds(model: Any, cuts: list[list[Row]], *, train: bool) -> float:
     return time.process_time() - began
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--micro-tokens", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
+def measure(*, micro_tokens: int = 8192, rounds: int = 5) -> list[Figure]:
+    """Scanning and training, packed against padded, in turns; the first round warms up."""
     torch.set_num_threads(1)
     models = {p: load_policy(POLICY, torch.float32, torch.device("cpu"), packed=p) for p in (True, False)}
     rows = recorded_rows(models[True].get_input_embeddings().weight.shape[0])
     cuts = {
-        "packed": (models[True], list(micro_batches(rows, args.micro_tokens, packed=True))),
-        "padded, sorted": (models[False], list(micro_batches(rows, args.micro_tokens, packed=False))),
-        "padded, in order": (models[False], list(in_order(rows, args.micro_tokens))),
+        "packed": (models[True], list(micro_batches(rows, micro_tokens, packed=True))),
+        "padded, sorted by length": (models[False], list(micro_batches(rows, micro_tokens, packed=False))),
+        "padded in order": (models[False], list(in_order(rows, micro_tokens))),
     }
-    tokens = sum(row.inputs for row in rows)
-    lengths = [row.inputs for row in rows]
-    print(f"{len(rows)} rollouts of {min(lengths)} to {max(lengths)} tokens, {tokens} in all")
-    print(f"{'':18}{'padding':>9}{'scan, tokens/s':>16}{'ratio':>7}{'train, tokens/s':>17}{'ratio':>7}")
     taken: dict[tuple[str, bool], list[float]] = {}
-    for _ in range(args.rounds + 1):
+    for i in range(rounds + 1):
+        say(f"round {i} of {rounds}")
         for name, (model, cut) in cuts.items():
             for train in (False, True):
                 taken.setdefault((name, train), []).append(seconds(model, cut, train=train))
-    rate = {key: tokens / statistics.median(s[1:]) for key, s in taken.items()}
-    for name, (model, cut) in cuts.items():
+    tokens = sum(row.inputs for row in rows)
+    rate = {key: rates(tokens, s[1:]) for key, s in taken.items()}
+    lengths = [row.inputs for row in rows]
+    figures = []
+    for name, (model, cut) in list(cuts.items())[1:]:
         padding = 1 - tokens / sum(tokens_read(c, packed=is_packed(model)) for c in cut)
-        print(f"{name:18}{padding:9.1%}", end="")
-        for train, width in ((False, 16), (True, 17)):
-            print(f"{rate[name, train]:{width},.0f}{rate['packed', train] / rate[name, train]:7.2f}", end="")
-        print()
+        note = (
+            f"{len(rows)} rollouts of {min(lengths)} to {max(lengths)} tokens; {padding:.1%} of the peer's is padding"
+        )
+        figures += [
+            Figure(name=f"{'training' if train else 'scan'}, packed, against {name}", unit="tokens/s",
+                   ours=rate["packed", train], peer=rate[name, train], against=name, note=note)
+            for train in (False, True)
+        ]  # fmt: skip
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    run_alone(measure)

@@ -20,6 +20,7 @@ USAGE = """headrace: asynchronous GRPO in which replay is a service
   headrace deadletters [RUN_DIR]     what was refused, from where, and why
   headrace watch [CONFIG.toml]       follow a run that something else started, and record it
   headrace eval MODEL --suite S      how well a model or a run's newest version answers, k samples a question
+  headrace bench [NAME ...]          figures of this machine as ratios to its limits and to peers
   headrace doctor                    what this machine can run, and what is missing
   headrace index build CORPUS OUT    build a retrieval index over a file of passages
   headrace config                    every setting with its default and meaning
@@ -43,6 +44,7 @@ COMMANDS = {
     "deadletters": "cli.deadletters",
     "watch": "cli.watch",
     "eval": "cli.eval.command",
+    "bench": "cli.bench",
     "doctor": "cli.doctor",
     "index": "cli.index",
     "config": "cli.config",
