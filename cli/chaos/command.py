@@ -67,10 +67,13 @@ def _check(folder: Path, as_json: bool) -> int:
 
     verdict = check_run(resolve(None, str(folder), []))
     if as_json:
-        print(json.dumps({"broken": verdict.broken, "log": verdict.counts}, indent=1))
+        found = {"passed": verdict.passed, "finished": verdict.finished, "broken": verdict.broken}
+        print(json.dumps(found | {"log": verdict.counts}, indent=1))
     else:
-        print("\n".join(verdict.broken) or "The durable log keeps every rule.")
-    return int(bool(verdict.broken))
+        if cut := verdict.counts["bytes_cut_off"]:
+            print(f"A kill has cut off the last {cut} bytes of the log, which never took effect.")
+        print("\n".join(verdict.broken) or verdict.sentence)
+    return int(not verdict.passed)
 
 
 def _resolve(args: argparse.Namespace) -> Any:

@@ -26,8 +26,8 @@ def report(
     """The record. without: the summary of a run without faults. ended: why the run ended before its last step."""
     counts = verdict.counts
     return {
-        "passed": not verdict.broken and not ended,
-        "ended": ended,
+        "passed": verdict.passed and not ended,
+        "ended": ended or ("" if verdict.passed or verdict.broken else verdict.sentence),
         "broken": verdict.broken,
         "faults_planned": planned,
         "faults": len(inflicted),

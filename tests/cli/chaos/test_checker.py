@@ -1,6 +1,7 @@
 """The checker on the log of real services: a clean one passes, and with each fault planted it names that fault."""
 
 import asyncio
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cli.chaos.aof import transactions
+from cli.chaos.aof import AppendOnlyFile
 from cli.chaos.checker import check
 from cli.chaos.log import Added, Counted, Dropped, Fact, Noted, Put, Removed, facts
+from cli.main import main
 from cli.run import local_redis
 from shared.cancellation import stop
 from shared.config import Config, build
@@ -21,7 +23,7 @@ from shared.errors import UserError
 from shared.messages import Batch, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained, WeightsNotice
 from shared.redis_client import wait_until_up
 from shared.versions import Version
-from tests.replay.peers import PeerActor, PeerLearner, close_clients
+from tests.replay.peers import PeerActor, PeerLearner
 from tests.replay.test_service import new_replay
 
 Log = list[list[Fact]]
@@ -47,14 +49,7 @@ def made(folder: Path, **replay: object) -> Path:
     process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL)
     try:
         wait_until_up(server.url, 20)
-
-        async def run() -> None:
-            try:
-                await train(settings(server.url, **replay))
-            finally:
-                await close_clients()
-
-        asyncio.run(run())
+        asyncio.run(train(settings(server.url, **replay)))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -90,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def clean(folder: Path) -> Log:
     """Its log."""
-    return list(facts(transactions(folder), "judged"))
+    return list(facts(AppendOnlyFile(folder).transactions(), "judged"))
 
 
 def planted(log: Log, change: Callable[[Fact], Fact | list[Fact] | None]) -> Log:
@@ -130,7 +125,7 @@ def refused(log: Log, *words: str) -> None:
 
 @pytest.mark.parametrize("policy", ["headroom_only", "naive", "none", "drift_only"])
 def test_a_run_whose_services_crashed_keeps_every_rule(tmp_path: Path, policy: str) -> None:
-    log = list(facts(transactions(made(tmp_path, policy=policy)), "judged"))
+    log = list(facts(AppendOnlyFile(made(tmp_path, policy=policy)).transactions(), "judged"))
     verdict = check(settings(policy=policy), log)
     assert verdict.broken == []
     assert (verdict.counts["steps"], verdict.counts["fresh"], verdict.counts["lost"]) == (14, 56, 0)
@@ -351,24 +346,86 @@ def test_an_unfinished_run_may_have_open_tasks_and_a_finished_one_may_not(clean:
 
 
 def test_what_took_effect_together_is_whole_where_a_crash_cut_the_file_off(folder: Path, tmp_path: Path) -> None:
-    whole = next((folder / "appendonlydir").glob("*.incr.aof")).read_bytes()
-    copy = tmp_path / "appendonlydir"
-    copy.mkdir()
-    (copy / "a.manifest").write_text("file a.incr.aof seq 1 type i\n")
+    whole = whole_log(folder)
+    cut_off = set()
     for size in range(len(whole) // 2, len(whole) // 2 + 400, 29):
-        (copy / "a.incr.aof").write_bytes(whole[:size])
-        assert check(settings(), facts(transactions(tmp_path), "judged")).broken == []
+        log = AppendOnlyFile(holding(tmp_path, whole[:size]))
+        verdict = check(settings(), facts(log.transactions(), "judged"))
+        assert verdict.broken == [] and verdict.short > 0 and not verdict.passed
+        cut_off.add(log.cut_off)
+    assert len(cut_off) > 5 and min(cut_off) >= 0 and max(cut_off) < 5000
 
 
-def test_a_history_that_is_not_whole_is_refused(tmp_path: Path, folder: Path) -> None:
+def whole_log(folder: Path) -> bytes:
+    """The log as the server left it."""
+    return next((folder / "appendonlydir").glob("*.incr.aof")).read_bytes()
+
+
+def holding(folder: Path, log: bytes) -> Path:
+    """A server's folder whose log is this."""
+    (folder / "appendonlydir").mkdir(exist_ok=True)
+    (folder / "appendonlydir" / "a.manifest").write_text("file a.incr.aof seq 1 type i\n")
+    (folder / "appendonlydir" / "a.incr.aof").write_bytes(log)
+    return folder
+
+
+def run_folder(tmp_path: Path, log: bytes) -> Path:
+    """The folder of a run of 14 steps with this log."""
+    run_dir = tmp_path / "judged"
+    (run_dir / "redis").mkdir(parents=True)
+    (run_dir / "config.toml").write_text(settings().to_toml())
+    holding(run_dir / "redis", log)
+    return run_dir
+
+
+def test_a_whole_log_passes_and_one_that_ends_early_does_not(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = whole_log(folder)
+    run_dir = run_folder(tmp_path, whole)
+    assert main(["chaos", "--check", str(run_dir)]) == 0
+    assert "The durable log keeps every rule.\n" in capsys.readouterr().out
+    holding(run_dir / "redis", whole[: len(whole) // 2])
+    assert main(["chaos", "--check", str(run_dir)]) == 1
+    said = capsys.readouterr().out
+    assert "A kill has cut off the last" in said and "the run is not at its end: the log holds" in said
+    assert main(["chaos", "--check", str(run_dir), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["finished"], found["broken"]) == (False, False, [])
+    assert found["log"]["bytes_cut_off"] > 0
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "hole", "digits", "zeros", "transaction"])
+def test_a_log_that_is_damaged_is_refused(
+    damage: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = whole_log(folder)
+    middle = len(whole) // 2
+    inside = whole.index(b"$", middle) + 1
+    commit = whole.index(b"*1\r\n$4\r\nEXEC\r\n", middle)
+    log, sentence = {
+        "empty": (b"", "says nothing of run 'judged'"),
+        "garbage": (bytes(range(256)) * 40, "is damaged at byte 0 of 10240"),
+        "hole": (whole[:middle] + whole[middle + 333 :], "is damaged at byte"),
+        "digits": (whole[:inside] + b"9999999" + whole[inside:], "is damaged at byte"),  # a word beyond the end
+        "zeros": (whole + bytes(64), f"is damaged at byte {len(whole)}"),
+        "transaction": (whole[:commit] + whole[commit + 14 :], "a transaction there is not whole"),
+    }[damage]
+    assert main(["chaos", "--check", str(run_folder(tmp_path, log))]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_a_history_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    log = AppendOnlyFile(tmp_path)
     with pytest.raises(UserError, match="holds no manifest"):
-        list(transactions(tmp_path))
-    copy = tmp_path / "appendonlydir"
-    copy.mkdir()
-    (copy / "a.manifest").write_text("file a.base.rdb seq 1 type b\n")
-    (copy / "a.base.rdb").write_bytes(b"REDIS0011")
+        list(log.transactions())
+    holding(tmp_path, b"REDIS0011")
     with pytest.raises(UserError, match="has rewritten its log"):
-        list(transactions(tmp_path))
+        list(log.transactions())
+    (tmp_path / "appendonlydir" / "a.manifest").write_text("file a.gone.aof seq 1 type i\n")
+    with pytest.raises(UserError, match="is not whole without it"):
+        list(log.transactions())
 
 
 def test_removals_are_read_with_all_their_ids(clean: Log) -> None:

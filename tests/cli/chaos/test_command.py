@@ -68,7 +68,7 @@ def made(**fields: object) -> dict:
     ]
     records = [{"kind": "step", "time": time, "seconds": 4.0} for time in (8.0, 13.0, 30.0, 34.0)]
     summary = {"steps": 4, "em_first": 0.3, "em_last": 0.6, "eval_questions": 100, "restarts": 2, "weights_refused": 0}
-    given = {"verdict": Verdict([], COUNTS), "without": None, "ended": ""} | fields
+    given = {"verdict": Verdict([], COUNTS, True, 0), "without": None, "ended": ""} | fields
     return report.report(inflicted, 3, summary=summary, records=records, **given)  # type: ignore[arg-type]
 
 
@@ -80,14 +80,17 @@ def test_recovery_is_the_time_from_the_end_of_a_fault_to_the_next_step() -> None
 
 
 def test_a_broken_rule_or_an_early_end_fails_and_is_shown(tmp_path: Path) -> None:
-    good, broken, early = made(), made(verdict=Verdict(["x is lost."] * 30, COUNTS)), made(ended="the run ended: y")
-    assert [r["passed"] for r in (good, broken, early)] == [True, False, False]
-    shown = [io.StringIO() for _ in range(3)]
-    for record, file in zip((good, broken, early), shown, strict=True):
+    good, early = made(), made(ended="the run ended: y")
+    broken = made(verdict=Verdict(["x is lost."] * 30, COUNTS, True, 0))
+    short = made(verdict=Verdict([], COUNTS | {"steps": 3}, False, 1))
+    assert [r["passed"] for r in (good, broken, early, short)] == [True, False, False, False]
+    shown = [io.StringIO() for _ in range(4)]
+    for record, file in zip((good, broken, early, short), shown, strict=True):
         report.show(record, "hurt", file)
     assert "keeps every rule" in shown[0].getvalue() and "30.0 % before, 60.0 % after" in shown[0].getvalue()
     assert "broken: x is lost." in shown[1].getvalue() and "and 10 more" in shown[1].getvalue()
     assert "the run ended: y" in shown[2].getvalue() and "keeps every rule" not in shown[2].getvalue()
+    assert "the run is not at its end: the log holds 3 of 4 steps" in " ".join(shown[3].getvalue().split())
     assert json.loads(report.write(tmp_path, good).read_text()) == good
 
 
