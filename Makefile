@@ -17,7 +17,7 @@ demo: setup  ## train a small search agent on this machine, in a few minutes
 	@.venv/bin/headrace demo
 
 test: setup  ## all tests but those of the containers, at most 25 minutes on two cores
-	@$(PYTEST)
+	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 test-fast: setup  ## the tests without vLLM and the slow ones, at most 2 minutes
 	@$(PYTEST) -n 2 -m "not vllm and not slow"

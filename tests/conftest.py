@@ -1,5 +1,6 @@
 """What every test may ask for: a real Redis, the folder of shared data, a vLLM that imports."""
 
+import fcntl
 import importlib
 import importlib.util
 import os
@@ -7,7 +8,7 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,34 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 REDIS_START_SECONDS = 10.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip vLLM tests where it is not installed, saying why; HEADRACE_REQUIRE_VLLM=1 lets them fail."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run; give the workers of pytest-xdist the longest files first, the `alone` last."""
+    _skip_without_vllm(items)
+    if _is_worker(config):
+        alone = {item.path for item in items if item.get_closest_marker("alone")}
+        longest: dict[Path, float] = {}
+        for item in items:
+            limit = item.get_closest_marker("timeout")
+            longest[item.path] = max(longest.get(item.path, 0.0), limit.args[0] if limit else 0.0)
+        items.sort(key=lambda item: (item.path in alone, -longest[item.path]))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """While one worker runs a test that is marked `alone`, the others wait, before the time of their test counts."""
+    if not _is_worker(item.config):
+        return (yield)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _skip_without_vllm(items: list[pytest.Item]) -> None:
+    """Say why; HEADRACE_REQUIRE_VLLM=1 lets them fail."""
     marked = [item for item in items if item.get_closest_marker("vllm")]
     if not marked or os.environ.get("HEADRACE_REQUIRE_VLLM") == "1":
         return

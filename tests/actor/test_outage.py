@@ -25,6 +25,7 @@ async def told(wire: Any) -> list[str]:
     return [record["text"] for _, record in events.parse(await wire.client.xrange(wire.keys.events))]
 
 
+@pytest.mark.slow
 async def test_groups_wait_at_a_full_server_and_are_stored_once_there_is_room(wire: Any) -> None:
     store = GroupStore(wire.client, wire.keys)
 

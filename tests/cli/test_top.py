@@ -24,7 +24,7 @@ from shared.cancellation import stop
 from shared.config import Config, build
 from shared.errors import UserError
 from shared.http_server import listen, serve_http
-from tests.replay.peers import Questions, client_of, close_clients
+from tests.replay.peers import Questions, client_of
 from tests.replay.stored_groups import STEP, fill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -32,14 +32,13 @@ TOKENIZER = REPOSITORY / "examples" / "atlas" / "policy" / "tokenizer.json"
 
 
 @pytest_asyncio.fixture
-async def config(redis_url: str) -> AsyncIterator[Config]:
+async def config(redis_url: str) -> Config:
     """A run of 40 steps with 60 stored groups."""
     made = build(
         {"run": {"name": "seen"}, "redis": {"url": redis_url}, "learner": {"batch": 64}, "replay": {"capacity": 256}}
     )
     await fill(client_of(redis_url), made, Tokenizer.from_file(str(TOKENIZER)), 60, 2)
-    yield made
-    await close_clients()
+    return made
 
 
 @pytest_asyncio.fixture

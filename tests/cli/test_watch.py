@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import redis
 
 from cli.main import main
@@ -38,6 +39,7 @@ def test_a_finished_run_is_recorded_and_summarised(redis_url: str, tmp_path: Pat
     assert (tmp_path / NAME / "curves.png").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_a_watcher_that_was_stopped_goes_on_where_it_was(redis_url: str, tmp_path: Path) -> None:
     _say(redis_url, "step", step=0, steps=2)
     process = subprocess.Popen([sys.executable, "-m", "cli.main", *_command(redis_url, tmp_path)])

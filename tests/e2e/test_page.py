@@ -30,6 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, redis_server_url: str) -> Ite
     shown.close()
 
 
+@pytest.mark.alone
 def test_512_groups_of_16_rollouts_are_there_within_two_seconds(page: Page) -> None:
     took = []
     for _ in range(5):

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from shared.cancellation import stop
+from shared.streams import Entry
 from tests.e2e.page import Page
-from tests.replay.peers import PeerActor, PeerLearner, close_clients
+from tests.replay.peers import PeerActor, PeerLearner
 from tests.replay.stored_groups import STEP, USUAL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 
 GROUPS, ROLLOUTS, UPDATES = 512, 16, 8
 CPU_S = 0.2  # of the page's main thread per update; 0.26 and more when every row was made and laid out anew
@@ -26,19 +27,26 @@ SAME = """const rows = [...document.querySelectorAll(arguments[0])].filter((row)
     return [rows.length, rows.every((row) => kept.get(row.dataset.id) === row)]"""
 
 
+class Unhurried(PeerActor):
+    """Leaves the page's first groups in the buffer for some updates, also of a page on a busy machine."""
+
+    async def _answer(self, entry: Entry) -> None:
+        await asyncio.sleep(0.1)
+        await super()._answer(entry)
+
+
 @contextmanager
 def training(page: Page) -> Iterator[None]:
     """An actor and a learner that train the page's run, in a thread of their own."""
     url, over = page.config.redis.url, threading.Event()
 
     async def train() -> None:
-        learner, actor = PeerLearner(url, page.config), PeerActor(url, page.config, 0)
+        learner, actor = PeerLearner(url, page.config), Unhurried(url, page.config, 0)
         learner.saved = STEP
         peers = [asyncio.create_task(learner.run()), asyncio.create_task(actor.run())]
         while not over.is_set() and not any(peer.done() for peer in peers):
             await asyncio.sleep(0.1)
         await stop(*peers)
-        await close_clients()
 
     thread = threading.Thread(target=lambda: asyncio.run(train()))
     thread.start()

@@ -8,15 +8,13 @@ import pytest_asyncio
 
 from shared.cancellation import stop
 from shared.config import Config, build
-from tests.replay.peers import close_clients
 
 
 @pytest_asyncio.fixture(autouse=True)
 async def _nothing_is_left_running():
-    """A test that fails in the middle must not end the next one by the warnings of its tasks and connections."""
+    """A test that fails in the middle must not end the next one by the warnings of its tasks."""
     yield
     await stop(*asyncio.all_tasks() - {asyncio.current_task()})
-    await close_clients()
 
 
 @pytest.fixture

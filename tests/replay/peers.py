@@ -3,7 +3,10 @@
 import asyncio
 import random
 import uuid
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 import redis.asyncio
@@ -29,19 +32,24 @@ from shared.redis_client import SHORT_SHARE, connect_async, is_full
 from shared.streams import ACTORS, LEARNER, GroupStore, Inbox, Keys
 from shared.versions import Version
 
-_open: list[redis.asyncio.Redis] = []
+_closers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[None]]] = WeakKeyDictionary()
 
 
 def client_of(url: str) -> redis.asyncio.Redis:
-    """A client that the test's fixture closes."""
-    _open.append(connect_async(url))
-    return _open[-1]
+    """A client that its event loop closes, behind its last task: however a test fails, the next one does not notice."""
+    closers = _closers.setdefault(asyncio.get_running_loop(), [])
+    client = connect_async(url)
+    closers.append(_closing(client))
+    with suppress(StopIteration):
+        closers[-1].asend(None).send(None)  # a loop that ends closes every generator that was begun in it
+    return client
 
 
-async def close_clients() -> None:
-    """Close what `client_of` opened."""
-    while _open:
-        await _open.pop().aclose()
+async def _closing(client: redis.asyncio.Redis) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        await client.aclose()
 
 
 class Questions:

@@ -93,6 +93,7 @@ async def test_a_server_that_went_back_in_time_costs_no_step_and_no_prompt(make_
     assert state.counters.step == 14 and not state.tasks and not state.fresh
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_emptied_under_a_running_system_costs_no_step_and_no_prompt(make_config):
     config = make_config(run={"steps": 14}, replay={"max_lag": 2})
     run = Run(config)

@@ -1,6 +1,7 @@
 """`rollout_advantage` on what real actors made: against a slow literal version, its bound, and its distribution."""
 
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,13 +22,18 @@ MAX_AGE = 10  # steps, as published: written out here, so that another bound in 
 CAPACITY = 400  # groups: more than eleven steps bring
 
 
+@cache  # rewards repeat, and every step asks for those of all stored groups
+def advantages_of(*rewards: float | None) -> np.ndarray:
+    return group_advantages(rewards)
+
+
 def literal_draw(stored: list[tuple[int, GroupHeader]], step: int, seed: int, n: int) -> list[tuple[str, int]]:
     """One rollout after the other: whose exponential clock rings first among those still there."""
     young = [header for born, header in stored if step - born <= MAX_AGE]
     rng = np.random.default_rng(seed)
     clocks = {}
     for header in young:
-        advantages = np.abs(group_advantages(header.rewards))
+        advantages = np.abs(advantages_of(*header.rewards))
         for i, a in enumerate(advantages.tolist()):
             wait = rng.exponential()
             if a != 0 and header.sampled_tokens[i] > 0:
@@ -66,7 +72,7 @@ def test_200_steps_equal_a_literal_version_and_keep_the_bound(select: int):
         assert seen.batch.message.parts == seen.batch.parts and not seen.scanned
 
         born = {header.id: (step, header) for step, header in stored}
-        usable = sum(np.count_nonzero(group_advantages(h.rewards)) for step, h in stored if seen.step - step <= MAX_AGE)
+        usable = sum(np.count_nonzero(advantages_of(*h.rewards)) for step, h in stored if seen.step - step <= MAX_AGE)
         assert sum(len(part.rollouts) for part in seen.batch.parts.values()) == min(n, usable)
         assert seen.batch.stats["replay_rollouts"] == min(n, usable)
         for id, part in seen.batch.parts.items():

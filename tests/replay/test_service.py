@@ -138,6 +138,7 @@ async def test_both_crash(make_config):
     check_the_run(config, state, learner, records)
 
 
+@pytest.mark.slow
 async def test_a_reader_that_fails_in_the_moment_of_a_commit_is_noticed(make_config, monkeypatch):
     """Python 3.11's wait_for drops a cancellation that comes when its future is done; nobody would fill the queue."""
     service, failed = new_replay(make_config()), asyncio.Event()

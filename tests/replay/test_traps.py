@@ -40,6 +40,7 @@ def test_two_tasks_with_one_prompt_are_two_groups():
     pipe.reset()
 
 
+@pytest.mark.slow
 async def test_a_stream_that_is_quiet_for_longer_than_the_librarys_time_limit_is_no_error(redis_url: str):
     """redis-py 8 gives up on a blocked read after 5 s unless it is told otherwise."""
     client = client_of(redis_url)

@@ -62,6 +62,7 @@ async def _look(http: httpx.AsyncClient, learner: PeerLearner) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_open_pages_do_not_slow_the_selection(make_config: Make) -> None:
     config = make_config(
         run={"steps": STEP + STEPS},

@@ -134,6 +134,7 @@ async def test_a_fault_that_is_cut_short_leaves_nothing_stopped_or_cut(superviso
     assert not link._is_cut
 
 
+@pytest.mark.slow
 async def test_on_a_full_disk_no_file_grows_whoever_writes_it(supervisor: Supervisor, tmp_path: Path) -> None:
     await begun(supervisor, tmp_path)
     file, log = tmp_path / "learner.out", tmp_path / "learner.log"
