@@ -1,8 +1,8 @@
 """What a benchmark returns, and how a file of this folder runs by itself.
 
-A benchmark is a module here with `measure(*, size=default, ...) -> list[Figure]`. Its arguments, all by keyword and with
-literal defaults, are its sizes; the first line of its docstring is what `headrace bench --list` says. Each runs in a
-process of its own, so that one's memory, threads and caches are not another's.
+A benchmark is a module here with `measure(*, size=default, ...) -> list[Figure]`. Its arguments, all by keyword and
+with literal defaults, are its sizes; the first line of its docstring is what `headrace bench --list` says. Each runs in
+a process of its own, so that one's memory, threads and caches are not another's.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """`headrace bench`: figures as ratios, each to a limit of this machine or a peer that is measured in the same run.
 
-Each benchmark runs in a process of its own, one after the other. A target that is missed is no error: docs/performance.md
-says what bounds it. A machine that does other work gives other ratios; the spread is over repetitions within this run.
+Each benchmark runs in a process of its own, one after the other. A target that is missed is no error:
+docs/performance.md says what bounds it. A machine that does other work gives other ratios; the spread is over
+repetitions within this run.
 """
 
 import argparse
@@ -26,6 +27,7 @@ EPILOG = """examples:
   headrace bench selection --size groups=1000000
   headrace bench --json > figures.json           all, with every repetition
 """
+WIDTH = 160  # of the table in a file or a pipe
 
 
 def add_parser(subparsers: Any) -> None:
@@ -110,7 +112,7 @@ def _print_list(chosen: list[Benchmark]) -> None:
 
 def _print_table(figures: list[Figure]) -> None:
     table = Table(box=None, pad_edge=False)
-    table.add_column("figure", no_wrap=True)
+    table.add_column("figure")
     for heading in ("ours", "limit or peer", "ratio", "spread", "times", "target"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("met")
@@ -126,8 +128,8 @@ def _print_table(figures: list[Figure]) -> None:
             target(figure),
             {True: "[green]yes[/]", False: "[bold red]no[/]", None: ""}[figure.met],
         )
-    console = Console(highlight=False)
-    console.print(table, soft_wrap=True)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table)
     for figure in figures:
         words = [f"against {figure.against}" if figure.against else "", figure.note]
         if said := "; ".join(word for word in words if word):

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+PART = 64  # values whose highest stands for them
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a stored group besides its header; the durable form of a slot."""
@@ -161,15 +163,32 @@ class Buffer:
         """The oldest groups beyond `capacity`: what FIFO evicts."""
         return self.ids(self.oldest_first()[: max(0, len(self) - capacity)])
 
+    def places(self, ids: Iterable[str]) -> list[int]:
+        """The slots of these groups, all of which are stored."""
+        return [self._slot[id] for id in ids]
+
     def highest(self, score: NDArray[np.float64], n: int, *, newest_first: bool = False) -> NDArray[np.intp]:
         """The n occupied slots of highest score, descending; equal scores by insertion, oldest (or newest) first.
 
-        Only those at or above the n-th score are sorted, so that a large buffer costs one partition.
+        A score of -inf leaves a group out. Only those that reach about the n-th score are sorted, so that a large
+        buffer costs a few passes.
         """
-        slots = self.slots()
-        if n < len(slots):
-            values = score[slots]
-            nth = np.partition(values, len(slots) - n)[len(slots) - n] if n else np.inf
-            slots = slots[values >= nth]
+        values = score[: self._size].astype(np.float64)  # a copy
+        values[self._free] = -np.inf
+        slots = np.flatnonzero(values >= _reached_by(values, n))
+        slots = slots[values[slots] > -np.inf]
         sequence = self.sequence[slots]
         return slots[np.lexsort((-sequence if newest_first else sequence, -score[slots]))][:n]
+
+
+def _reached_by(values: NDArray[np.float64], n: int) -> float:
+    """A bound that at least n of the values reach, and as a rule few more: the n-th highest of maxima over parts.
+
+    A part is every k-th value, so that neighbours, which were stored together, count in different ones. Partitioning
+    all values takes longer, and many times longer where most of them are equal.
+    """
+    parts = len(values) // PART
+    if n > parts // 2:
+        return -np.inf if n >= len(values) else np.partition(values, len(values) - n)[len(values) - n]
+    maxima = values[: PART * parts].reshape(PART, parts).max(axis=0)
+    return np.partition(maxima, parts - n)[parts - n] if n else np.inf

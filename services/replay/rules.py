@@ -58,7 +58,7 @@ def oldest(buffer: Buffer, capacity: int) -> list[str]:
 
 def newest_first(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:
     """By insertion, last first."""
-    return buffer.oldest_first()[::-1][:n]
+    return buffer.highest(buffer.sequence, n)
 
 
 def by_headroom(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:

@@ -11,11 +11,16 @@ import math
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.replay.buffer import Buffer
 from services.replay.counterfactual import Counterfactual
 from services.replay.policies import Moment, Policy
 from shared.config import Config
 from shared.messages import Part, Record
+
+AHEAD = 4  # times the groups that are asked for
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Selection:
     done: bool = False
     counterfactual: Counterfactual | None = None  # what `naive` would have picked, where the run asks for it
     _position: int = 0  # how far into the order the requests have got
+    _order: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))  # slots, as far as asked for
+    _asked: int = 0
     _request: list[str] = field(default_factory=list)
 
     def next_scan(self) -> list[str]:
@@ -52,7 +59,7 @@ class Selection:
             return []
         need = self.wanted - len(self.accepted)
         take = need if self.policy.accepts is None else min(need, self.chunk)
-        ids = self.buffer.ids(self.policy.order(self.buffer, self._position + take, self.moment)[self._position :])
+        ids = self._next_in_order(take)
         self._position += len(ids)
         if self.policy.accepts is None:
             self.accepted, ids = ids, []
@@ -60,6 +67,14 @@ class Selection:
         self._request = ids
         self.seconds += time.perf_counter() - began
         return ids
+
+    def _next_in_order(self, count: int) -> list[str]:
+        """The next groups of the order, which is worked out several requests ahead where scores are scanned."""
+        end = self._position + count
+        if end > self._asked:
+            self._asked = end if self.policy.accepts is None else AHEAD * max(end, self.wanted)
+            self._order = self.policy.order(self.buffer, self._asked, self.moment)
+        return self.buffer.ids(self._order[self._position : end])
 
     def take(self, records: list[Record], seconds: float) -> None:
         """Gate one answered scan. A group without a usable record (its payload is gone or bad) is `unusable`."""

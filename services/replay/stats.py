@@ -117,10 +117,9 @@ def reuse(buffer: Buffer, replay: list[Row]) -> dict[str, float] | None:
     max: of one group; gini: 0 when all were used equally often, towards 1 when one has all the uses; top_tenth: the
     share of all uses that the most used tenth of the groups has.
     """
-    uses = dict(zip(buffer.ids(slots := buffer.slots()), buffer.uses[slots].tolist(), strict=True))
-    for row in replay:
-        uses[row.id] += 1
-    ordered = np.sort(np.asarray(list(uses.values()), np.float64))
+    uses = buffer.uses.astype(np.float64)
+    np.add.at(uses, buffer.places(row.id for row in replay), 1)
+    ordered = np.sort(uses[buffer.slots()])
     n, total = len(ordered), ordered.sum()
     if total == 0:
         return None

@@ -140,6 +140,24 @@ def test_the_buffer_follows_a_plain_list_through_inserts_evictions_and_refreshes
     assert len(buffer) == 100
 
 
+@pytest.mark.parametrize("n", [0, 1, 30, 90, 5000])
+@pytest.mark.parametrize("scores", [2000, 3, 1])
+def test_the_highest_of_a_large_buffer_are_those_of_a_sorted_list(n: int, scores: int):
+    rng = np.random.default_rng(n + scores)
+    buffer = Buffer([row(f"g{i}", i, float(rng.integers(scores))) for i in range(4000)])
+    for i in rng.permutation(4000)[:300]:
+        buffer.remove(f"g{i}")
+    young = np.where(buffer.step >= 300, buffer.headroom, -np.inf)
+    for score, from_step in ((buffer.headroom, 0), (young, 300)):
+        for newest_first in (False, True):
+            expected = sorted(
+                (r for r in buffer if r.step >= from_step),
+                key=lambda r: (-r.headroom, -r.sequence if newest_first else r.sequence),
+            )
+            highest = buffer.ids(buffer.highest(score, n, newest_first=newest_first))
+            assert highest == [r.id for r in expected[:n]]
+
+
 @pytest.mark.slow
 def test_the_index_takes_less_than_200_bytes_a_group():
     n = 100_000
