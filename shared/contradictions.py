@@ -48,8 +48,20 @@ def contradictions(c: Config) -> Iterator[str]:
     yield from _loss_contradictions(c)
     if c.actor.exact and c.actor.engine != "torch":
         yield f"actor.exact is of the torch engine, and actor.engine = '{c.actor.engine}': set it to 'torch'."
-    if c.learner.kl > 0 and not c.model.kl_reference:
+    if c.learner.kl > 0 and not c.model.kl_reference and not c.learner.lora_rank:
         yield "learner.kl > 0 needs model.kl_reference, the frozen model it measures to."
+    if c.learner.lora_rank and c.learner.ranks > 1:
+        yield (
+            f"learner.lora_rank = {c.learner.lora_rank} trains adapters in one process, and learner.ranks = "
+            f"{c.learner.ranks}: set one of them back."
+        )
+    if c.weights.delta and c.weights.transport != "redis":
+        yield f"weights.delta is of weights.transport = 'redis', and it is '{c.weights.transport}': set one of the two."
+    if c.weights.dtype != "model" and (c.learner.ranks > 1 or c.learner.lora_rank):
+        yield (
+            f"weights.dtype = '{c.weights.dtype}' is of a model that one process holds and trains whole: leave it at "
+            "'model' with learner.ranks > 1 (files are in model.dtype) or learner.lora_rank (adapters are float32)."
+        )
     yield from _latency_contradictions(c)
     for name, topk in (("search.topk", c.search.topk), ("env.topk", c.env.topk)):
         if topk > c.search.max_topk:

@@ -179,7 +179,11 @@ class Learner(Section):
     beta1: float = Field(default=0.9, ge=0, lt=1)  # AdamW: decay of the mean gradient
     beta2: float = Field(default=0.999, ge=0, lt=1)  # AdamW: decay of the mean squared gradient
     grad_clip: float = Field(default=1.0, gt=0)  # largest norm of the gradient
-    optimizer: Literal["adamw"] = "adamw"  # the only one there is
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"  # adamw8bit: moments in 8 bits, with bitsandbytes
+    offload: bool = False  # optimiser state and float32 weights in the processor's memory: a slower step, a smaller GPU
+    lora_rank: int = Field(default=0, ge=0, le=512)  # train LoRA adapters of this rank alone; 0: all weights
+    lora_alpha: int = Field(default=0, ge=0)  # adapters count lora_alpha / lora_rank; 0: twice the rank
+    lora_targets: str = "all"  # which linear layers have adapters: all, or names as in "q_proj,v_proj"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
     ranks: int = Field(default=1, ge=1)  # processes that hold one model between them (FSDP), each with a GPU of its own
     threads: int = Field(default=0, ge=0)  # CPU threads; 0: its share of the cores
@@ -200,6 +204,10 @@ class Weights(Section):
     """How a version travels from the learner to the actors."""
 
     dir: str = ""  # empty: <run>/weights
+    transport: Literal["folder", "redis"] = "folder"  # folder: actors read weights.dir; redis: they need not see it
+    received: str = ""  # transport redis: where an actor puts what it receives; empty: <run>/received
+    delta: bool = False  # transport redis: also offer what has changed since the version before, compressed
+    dtype: Literal["model", "float32", "bfloat16"] = "model"  # of the files; model: as the learner computes
     canary_sequences: int = Field(default=2, ge=0)  # whose log-probabilities prove each swap; 0: none
     canary_tokens: int = Field(default=64, ge=1)  # of each canary sequence, at most
     swap_timeout_s: float = Field(default=60.0, gt=0)  # before an actor gives a swap up and says so

@@ -25,9 +25,9 @@ def serve(config: Config) -> None:
         return
     stop = Stop()
     stop.on_signals()
-    if not any(config.checkpoints_dir.glob("step_*")):
+    if config.learner.lora_rank or not any(config.checkpoints_dir.glob("step_*")):
         find_model(config.model.path)
-    if config.learner.kl > 0:
+    if config.learner.kl > 0 and config.model.kl_reference:
         find_model(config.model.kl_reference, "model.kl_reference")
     if not config.redis.url:
         raise UserError("redis.url is empty: name the server, as in redis://127.0.0.1:6379/0.")

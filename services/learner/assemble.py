@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from services.learner.clock import Clock
+from services.learner.model.lora import WithoutAdapters, adapt, load_adapters
 from services.learner.model.optimise import Optimiser
 from services.learner.model.policy import load_policy, pick_device, pick_dtype, recompute_layers
 from services.learner.ranks.members import ALONE, Ranks
@@ -18,8 +19,10 @@ from services.learner.step import Trainer
 from services.learner.stop import Stop
 from services.learner.weights import checkpoint
 from services.learner.weights.model_files import read_companions
+from shared.adapters import CONFIG as ADAPTERS
 from shared.config import Config
 from shared.cores import share_of_cores
+from shared.errors import UserError
 from shared.messages import Cursor
 from shared.model_files import find_model
 
@@ -49,13 +52,20 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
     if ranks.leads:
         checkpoint.tidy(config.checkpoints_dir)
     found = checkpoint.newest(config.checkpoints_dir)
-    folder = found[0] if found else find_model(config.model.path)
+    adapted = config.learner.lora_rank > 0
+    folder = found[0] if found and not adapted else find_model(config.model.path)
+    if found and not adapted and (folder / ADAPTERS).is_file():
+        raise UserError(f"{folder} holds adapters and learner.lora_rank is 0: set it back, or start a new run.")
     dtype = pick_dtype(config.model.dtype, device)
     model = _load(config, folder, dtype, device, ranks)
+    if adapted:
+        adapt(model, config.learner, folder, config.model.path)
+        if found:
+            load_adapters(model, found[0])
     if config.learner.recompute:
         recompute_layers(model)
-    frozen = None
-    if config.learner.kl > 0:
+    frozen = WithoutAdapters(model) if adapted and config.learner.kl > 0 else None
+    if config.learner.kl > 0 and config.model.kl_reference:
         fixed = find_model(config.model.kl_reference, "model.kl_reference")
         frozen = _load(config, fixed, dtype, device, ranks)
         frozen.requires_grad_(False)
@@ -63,11 +73,11 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
     step, lineage, cursor = 0, -1, None
     if found:
         state = found[1]
-        load_optimiser(model, optimiser, folder, state["optimiser"], ranks)
+        load_optimiser(model, optimiser, found[0], state["optimiser"], ranks)
         torch.set_rng_state(state["rng"])
         step, lineage = state["step"], state["lineage"]
         cursor = msgspec.convert(state.get("cursor"), Cursor | None)
-        log.info("resuming at step %d from %s", step, folder)
+        log.info("resuming at step %d from %s", step, found[0])
     longest = config.learner.denominator_tokens or config.rollout.max_tokens
     trainer = Trainer(
         model=model,

@@ -105,7 +105,7 @@ class TorchEngine:
         self.device = device
         chosen = self.config.model.dtype
         dtype = {"auto": torch.float32 if device == "cpu" else torch.bfloat16}.get(chosen) or getattr(torch, chosen)
-        self._model = TorchModel(directory, device, dtype)
+        self._model = TorchModel(directory, device, dtype, self.config.learner)
         self._batch = Batch(
             self._model, Codec(directory).decode, engine.end_tokens(directory), alone=self.config.actor.exact
         )

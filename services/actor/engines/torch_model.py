@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM
 from services.actor.engines.engine import CanaryRefused
 from services.actor.engines.torch_attention import NAME as GROUPED
 from services.actor.engines.torch_cache import SlotCache
+from shared.adapters import adapters_of, add_adapters, has_adapters
 from shared.errors import UserError
 from shared.model_files import NO_CODE
+from shared.settings import Learner
 
 SCORE_TOKENS = 4096  # of one scoring forward, padding included
 
@@ -23,8 +25,11 @@ SCORE_TOKENS = 4096  # of one scoring forward, padding included
 class TorchModel:
     """The model on its device, with the cache that fits it."""
 
-    def __init__(self, directory: Path, device: str, dtype: torch.dtype) -> None:
-        """Raises UserError where the model does not load, or attends only to a window."""
+    def __init__(self, directory: Path, device: str, dtype: torch.dtype, learner: Learner | None = None) -> None:
+        """`learner`: says whether adapters are trained, which are then what is exchanged.
+
+        Raises UserError where the model does not load, or attends only to a window.
+        """
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=dtype, attn_implementation=GROUPED, **NO_CODE
@@ -33,7 +38,10 @@ class TorchModel:
             raise UserError(f"the model in {directory} does not load: {error}") from None
         if any(kind != "full_attention" for kind in getattr(model.config, "layer_types", None) or []):
             raise UserError(f"{directory}: the torch engine knows full attention only; use actor.engine = 'vllm'.")
-        self.model = model.to(device).eval().requires_grad_(False)
+        model = model.to(device).eval()
+        if learner and learner.lora_rank:
+            add_adapters(model, learner)
+        self.model = model.requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self._short_head = self._head_is_plain()
@@ -65,11 +73,11 @@ class TorchModel:
 
     def state(self) -> dict[str, torch.Tensor]:
         """A copy of the weights."""
-        return {name: value.clone() for name, value in self.model.state_dict().items()}
+        return {name: value.clone() for name, value in self._exchanged().items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Put weights in. Raises CanaryRefused, changing nothing, where names or shapes are not this model's."""
-        ours = self.model.state_dict()
+        ours = self._exchanged()
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
         missing = set(ours) - set(state) - tied
         strange = set(state) - set(ours)
@@ -80,6 +88,9 @@ class TorchModel:
                 raise CanaryRefused(f"{name} has shape {tuple(value.shape)}, the model's is {tuple(ours[name].shape)}")
         for name, value in state.items():
             ours[name].copy_(value)
+
+    def _exchanged(self) -> dict[str, torch.Tensor]:
+        return adapters_of(self.model) if has_adapters(self.model) else self.model.state_dict()
 
     def _logits(self, inputs: dict[str, Any], rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         if self._short_head:

@@ -24,6 +24,7 @@ from services.actor.engines import engine
 from services.actor.engines.engine import CanaryRefused, EngineFailed, Finish, Generation, Sampling, add_run
 from services.actor.engines.vllm_setup import engine_arguments, prepare_environment
 from services.actor.text import Codec
+from shared.adapters import CONFIG as ADAPTERS
 from shared.config import Config
 from shared.messages import CanarySequence, WeightsNotice
 from shared.model_files import find_model
@@ -61,6 +62,7 @@ class VllmEngine:
         self._refused: set[str] = set()
         self._trial: asyncio.Future[None] | None = None
         self._swapping = asyncio.Lock()
+        self._adapter: Any = None  # the adapters of every request, where adapters are what is trained
 
     async def start(self) -> None:
         """Start vLLM's engine process; takes most of a minute on a CPU."""
@@ -156,11 +158,23 @@ class VllmEngine:
 
     async def _reload(self, directory: Path, label: str) -> None:
         """Put the weights of `directory` in; the engine is paused."""
-        await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
-        await self._llm.collective_rpc("repack_embeddings")
+        if self.config.learner.lora_rank:
+            await self._put_adapter(directory)
+        else:
+            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
+            await self._llm.collective_rpc("repack_embeddings")
         if not await self._llm.reset_prefix_cache():
             raise EngineFailed("vLLM did not empty its prefix cache, which holds keys of other weights")
         await self._llm.update_weight_version(label)
+
+    async def _put_adapter(self, directory: Path) -> None:
+        """Into the place of the ones before, so that running requests go on with them; a base alone has none."""
+        from vllm.lora.request import LoRARequest
+
+        self._adapter = None
+        if (directory / ADAPTERS).is_file():
+            await self._llm.add_lora(LoRARequest("policy", 1, str(directory), load_inplace=True))
+            self._adapter = LoRARequest("policy", 1, str(directory))
 
     async def _check(self, canary: Sequence[CanarySequence]) -> None:
         scored = await self.score([c.tokens for c in canary], [c.start for c in canary])
@@ -236,7 +250,8 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            async for output in self._llm.generate(prompt, parameters, f"r{next(self._names)}"):
+            name = f"r{next(self._names)}"
+            async for output in self._llm.generate(prompt, parameters, name, lora_request=self._adapter):
                 self.progress += 1
                 yield output
         except EngineDeadError as error:

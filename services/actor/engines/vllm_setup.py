@@ -55,6 +55,10 @@ def engine_arguments(config: Config, directory: Path, on_cpu: bool) -> dict[str,
         "disable_log_stats": True,
         "enable_log_requests": False,
     }
+    if c.learner.lora_rank:
+        ranks = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has room for
+        arguments |= {"enable_lora": True, "max_loras": 1}
+        arguments["max_lora_rank"] = next(rank for rank in ranks if rank >= c.learner.lora_rank)
     if on_cpu:
         arguments["block_size"] = CPU_BLOCK
         # a seeded request whose prompt is split kills vLLM's engine here: generators of the CPU cannot be rewound

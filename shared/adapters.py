@@ -1,0 +1,70 @@
+"""LoRA adapters (Hu et al. 2021) in a model and in files: what the learner trains is what the engines put in.
+
+    y = W x + (alpha / rank) B A x          W frozen, A [rank, in] random, B [out, rank] zero at the start
+
+The files are peft's: `adapter_config.json` and `adapter_model.safetensors`. Adapters are float32 and are not merged
+into W, whose bfloat16 would round small updates away. torch and peft are imported by what needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shared.settings import Learner
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ALL = "all"
+_NAME = "default"  # peft's, of the one adapter there is
+
+
+def add_adapters(model: Any, settings: Learner) -> None:
+    """Put fresh adapters beside the chosen layers of a loaded model; they alone have a gradient.
+
+    Raises UserError for target names that the model does not have.
+    """
+    import peft
+
+    targets = settings.lora_targets.replace(" ", "").split(",")
+    linear = _linear_layers(model)
+    if unknown := sorted(set(targets) - linear - {ALL}):
+        raise UserError(
+            f"learner.lora_targets names {', '.join(unknown)}, and the model's linear layers are "
+            f"{', '.join(sorted(linear))}."
+        )
+    chosen = linear if ALL in targets else linear & set(targets)
+    alpha = settings.lora_alpha or 2 * settings.lora_rank
+    config = peft.LoraConfig(
+        r=settings.lora_rank, lora_alpha=alpha, target_modules=chosen, bias="none", task_type="CAUSAL_LM"
+    )
+    peft.inject_adapter_in_model(config, model)
+    for adapter in (p for name, p in model.named_parameters() if ".lora_" in name and p.dtype.itemsize < 4):
+        adapter.data = adapter.data.float()
+    model.eval()
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether `add_adapters` was called on it."""
+    return hasattr(model, "peft_config")
+
+
+def adapters_of(model: Any) -> dict[str, Tensor]:
+    """The adapters of a model, A and B of each layer, by their names in the file; the tensors are the model's own."""
+    return {_file_name(name): p.data for name, p in model.named_parameters() if ".lora_" in name}
+
+
+def _file_name(parameter: str) -> str:
+    return "base_model.model." + parameter.replace(f".{_NAME}.", ".")
+
+
+def _linear_layers(model: Any) -> set[str]:
+    import torch
+
+    head = model.get_output_embeddings()
+    return {
+        name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head
+    }
