@@ -112,7 +112,7 @@ class Loop:
     def _may_be_saved(self) -> bool:
         """Whether the weights are those of a whole step that replay was told of, newer than the newest checkpoint."""
         told = bool(self._open) and self._open[-1][1] == self.step - 1
-        small = sum(p.numel() for p in self.trainer.model.parameters()) <= SAVED_AT_A_STOP
+        small = sum(p.numel() for p in self.trainer.optimiser.parameters) <= SAVED_AT_A_STOP
         alone = self.trainer.ranks.count == 1  # the others may have left already
         return told and small and alone and not self._between_updates and self._saved_step != self.step
 

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 
 from services.learner.groups.group import Group, Row
+from services.learner.model.lora import write_adapters
 from services.learner.model.policy import logprobs, vocabulary_of
 from services.learner.ranks.sharded import is_sharded, write_sharded
 from shared import heartbeats, weights
+from shared.adapters import has_adapters
 from shared.messages import CanarySequence, WeightsNotice
 from shared.streams import Keys
 from shared.versions import Version
@@ -29,10 +31,13 @@ _FIRST_CANARY_TOKENS = 32
 def write_model(model: Any, companions: Mapping[str, bytes], folder: Path) -> None:
     """config.json and safetensors (tied tensors once), and `companions` as they are: tokenizer, generation settings.
 
+    Of a model with adapters only these.
     Of a sharded model all ranks call it, and those that do not lead have no companions and need no folder.
     """
     if is_sharded(model):
         write_sharded(model, folder)
+    elif has_adapters(model):
+        write_adapters(model, folder)
     else:
         model.save_pretrained(folder)
     for name, content in companions.items():
@@ -42,7 +47,8 @@ def write_model(model: Any, companions: Mapping[str, bytes], folder: Path) -> No
 def publish(
     root: Path, version: Version, model: Any, companions: Mapping[str, bytes], canary: Sequence[CanarySequence]
 ) -> WeightsNotice:
-    """Write the version's folder; the notice is the caller's to send."""
+    """Write the version's folder; the notice is the caller's to send. Adapters go without companions, the base's."""
+    companions = {} if has_adapters(model) else companions
     folder, digest, size = weights.publish(root, version, lambda target: write_model(model, companions, target))
     return WeightsNotice(
         version=version,
