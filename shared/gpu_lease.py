@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 import redis
@@ -250,10 +250,11 @@ def _lease_key(uuid: str) -> str:
     return f"{_PREFIX}lease:{uuid}"
 
 
-async def until_claimed(lease: GpuLease) -> None:
-    """Wait for it on an event loop."""
+async def until_claimed(lease: GpuLease, check: Callable[[], Awaitable[None]]) -> None:
+    """Wait for it on an event loop; `check` raises when there is nothing to wait for any more."""
     while True:
         raise_if_cancelled()
+        await check()
         if await asyncio.to_thread(lease.try_claim):
             return
         await asyncio.sleep(RETRY_S)

@@ -21,7 +21,11 @@ class ServiceSpec:
     name: str
     service: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    may_finish: bool = False  # it ends by itself when the run is over
+
+    @property
+    def may_finish(self) -> bool:
+        """Whether it ends by itself when the run is over."""
+        return self.service in ("learner", "actor")
 
     @property
     def module(self) -> str:
@@ -35,7 +39,7 @@ def services_of(config: Config, cores: int) -> list[ServiceSpec]:
     specs = [ServiceSpec("replay", "replay", threads(1))]
     if serves_search(config):
         specs.append(ServiceSpec("env_search", "env_search", threads(max(1, cores // 2))))
-    specs.append(ServiceSpec("learner", "learner", threads(learner_threads), may_finish=True))
+    specs.append(ServiceSpec("learner", "learner", threads(learner_threads)))
     for number in range(config.actor.count):
         environment = threads(actor_threads)
         if config.actor.port:

@@ -1,7 +1,8 @@
 """One session of a run: from no process to the last step, a failure or Ctrl-C, and back to no process.
 
 Redis -> replay, env_search -> learner, actors        events are recorded and shown all the while
-the learner exits 0 (all steps trained, the last evaluation is in) -> everything else is ended, Redis last
+the learner exits 0 (all steps trained, the last evaluation is in) -> everything else is ended, Redis last; actors may
+have left by then
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from shared.streams import Keys
 LOOK_S, SHOW_S, MEMORY_S = 1.0, 0.5, 2.0
 LIGHT_FIRST_S = 3.0  # how long the heavy services let the light ones start alone
 SLOW_START_S = 180.0
-FINISHED_EVENT_S = 5.0
+FINISHED_EVENT_S = 2.0
 LIGHT = ("replay", "env_search")
 REDIS_NAME = "redis"
 
@@ -156,7 +157,7 @@ class Session:
         )
 
     async def _is_over(self) -> bool:
-        """Whether the run was declared finished; a learner that was merely asked to leave exits with 0 as well."""
+        """Whether the run was declared finished; who was merely asked to leave exits with 0 as well."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._events.over.wait(), FINISHED_EVENT_S)
         return self._events.over.is_set()

@@ -2,7 +2,8 @@
 
 tasks  -> Tasks: begin when the weights are new enough -> roll_out -> group and end of task stored in one call
 weights -> Follower: swap between two tokens of whatever is running
-heartbeat: who I am, what I run; renews the entries that run. Watch: an engine that is stuck ends the process.
+heartbeat: who I am, what I run; renews the entries that run. Watch: an engine that is stuck ends the process, and so
+does the end of the run.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from services.actor.follower import Follower
 from services.actor.metered import MeteredEngine
 from services.actor.retrieval import Retriever
 from services.actor.rollout import Budget, Player
+from services.actor.run_over import RunOver, raise_if_over, watch_end
 from services.actor.tasks import Tasks
 from services.actor.text import Codec
 from services.actor.wire import Wire
@@ -30,7 +32,7 @@ from shared.gpu_lease import GpuLease, until_claimed
 from shared.latency import parse_latency
 from shared.metrics import serve_metrics, watch_loop_lag
 from shared.model_files import find_model
-from shared.redis_client import until_up
+from shared.redis_client import connect_async, until_up
 from shared.service import first_error
 
 log = logging.getLogger("headrace")
@@ -38,16 +40,22 @@ LEAVE_S = 2.0  # for each of the two parts of leaving
 
 
 async def serve(config: Config, engine: Engine | None = None) -> None:
-    """Run until cancelled. Raises UserError for what a person can mend, EngineFailed when the engine is broken."""
+    """Run until cancelled or the run is over.
+
+    Raises UserError for what a person can mend, EngineFailed when the engine is broken.
+    """
     await until_up(config.redis.url, config.redis.wait_s)
     lease = GpuLease(config, "actor", config.actor.tensor_parallel)
     try:
-        await until_claimed(lease)
+        async with connect_async(config.redis.url) as client:
+            await until_claimed(lease, lambda: raise_if_over(config, client))
         actor = Actor(config, engine or make_engine(config))  # imports torch, which sees the claimed GPUs alone
         try:
             await actor.run()
         finally:
             await actor.close()
+    except RunOver as over:
+        log.info("%s: this actor leaves", over)
     finally:
         await asyncio.to_thread(lease.release)
 
@@ -74,6 +82,7 @@ class Actor:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._report())
                 loops.create_task(watch_loop_lag("actor"))
+                loops.create_task(watch_end(self.config, self.wire.client))
                 player, marks = await self._load()
                 loops.create_task(self.follower.run())
                 loops.create_task(self.tasks.run(player, marks))

@@ -64,6 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         for name in SERVICES:
             processes[name] = start(name, variables, root)
         first, last = scrape_until_the_end(processes, ports, root)
+        assert processes["actor"].wait(30) == 0, "it leaves by itself, as the learner has"
         with redis.Redis.from_url(server.url) as client:
             events = [record for _, record in parse(client.xrange(Keys(NAME).events))]
         for name in SERVICES:

@@ -194,7 +194,7 @@ async def test_a_holder_that_is_cut_off_has_left_before_another_can_claim(gpus, 
     else:
         link.delay_s = 60.0  # nothing breaks; nothing arrives either
     heir = lease("learner", count=4)
-    await until_claimed(heir)
+    await until_claimed(heir, lambda: asyncio.sleep(0))
     claimed = time.monotonic()
     assert left and left[0] < claimed - 0.1
     await link.close()
