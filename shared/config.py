@@ -33,6 +33,7 @@ PATH_KEYS = (
     "search.index",
     "search.encoder",
     "weights.dir",
+    "weights.received",
 )
 _NOT_SETTINGS = {CONFIG_FILE_VARIABLE, "HEADRACE_REQUIRE_VLLM", "HEADRACE_LOG", "HEADRACE_GPUS"}
 
@@ -81,6 +82,11 @@ class Config(settings.Section):
     def weights_dir(self) -> Path:
         """The shared folder that holds a directory per published version."""
         return Path(self.weights.dir) if self.weights.dir else self.run_dir / "weights"
+
+    @property
+    def received_dir(self) -> Path:
+        """A folder of an actor's machine for the versions that came through Redis."""
+        return Path(self.weights.received) if self.weights.received else self.run_dir / "received"
 
     @property
     def checkpoints_dir(self) -> Path:

@@ -1,15 +1,17 @@
 """What the actors last said of themselves, as their heartbeats in Redis have it."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import redis
 import redis.asyncio
 
 from shared.streams import Keys
+from shared.versions import Version
 
 Beat = dict[str, Any]
+VERSIONS = ("version", "loading")  # weights in force, and weights that are just being read
 
 
 async def alive(client: redis.asyncio.Redis, keys: Keys) -> list[Beat]:
@@ -27,6 +29,12 @@ def known(client: redis.Redis, keys: Keys) -> dict[str, Beat | None]:
     """Every actor that has not signed off, by name; None where its heartbeat has stopped. Raises RedisError."""
     names = _names(cast(Any, client.smembers(keys.actors)))
     return _told(names, cast(Any, client.mget([keys.actor(name) for name in names])) if names else [])
+
+
+def versions(beats: Iterable[Beat | None], fields: Sequence[str] = VERSIONS) -> set[Version]:
+    """The versions that these heartbeats name in `fields`."""
+    named = [beat.get(field) for beat in beats if beat for field in fields]
+    return {Version(int(v[0]), int(v[1])) for v in named if v}
 
 
 def _names(members: Iterable[bytes]) -> list[str]:

@@ -24,6 +24,7 @@ BLOCK_MS = 1000
 SOCKET_TIMEOUT_S = 20.0
 TRY_S = 0.3
 PAYLOAD_SHARE = 0.9  # of the server's memory limit; the rest is for messages
+WEIGHTS_SHARE = 0.95  # the same for weights that travel through it, which no payload may keep from coming
 SHORT_SHARE = 0.8
 ANSWER_S = 3.0
 MINIMUM_VERSION = (6, 2)  # XAUTOCLAIM

@@ -78,12 +78,22 @@ def digest_of(directory: Path) -> tuple[str, int]:
 def verify(directory: Path, digest: str) -> None:
     """Raise UserError when the files are not the ones that were published."""
     if not directory.is_dir():
-        raise UserError(f"weights {directory} are not there: is the weights folder shared between learner and actors?")
+        raise UserError(
+            f"weights {directory} are not there: do learner and actors share the folder, or weights.transport 'redis'?"
+        )
     found, _ = digest_of(directory)
     if found != digest:
         raise UserError(
             f"weights {directory} have digest {found}, announced was {digest}: the files are damaged or replaced."
         )
+
+
+def digest_in(directory: Path) -> str:
+    """The digest that its manifest says it has; empty where there is none."""
+    try:
+        return str(json.loads((directory / MANIFEST).read_text())["digest"])
+    except (OSError, ValueError, KeyError):
+        return ""
 
 
 def published(root: Path) -> list[Version]:

@@ -91,7 +91,7 @@ def absolute_paths(config: Config) -> Config:
     for dotted in configuration.PATH_KEYS:
         section, _, key = dotted.partition(".")
         value = dumped[section][key]
-        written_here = dotted in ("search.index", "weights.dir")
+        written_here = dotted in ("search.index", "weights.dir", "weights.received")
         if value and (written_here or Path(value).exists()):
             values[dotted] = str(Path(value).resolve())
     return with_values(config, values)

@@ -12,7 +12,7 @@ from shared import checkpoints
 
 INDEX = "index"  # kept: it takes the longest to make, and is known by its content
 LOCK = ".lock"
-_GOES = ("logs", "weights", "checkpoints", local_redis.FOLDER, EVENTS, METRICS, "config.toml")
+_GOES = ("logs", "weights", "received", "checkpoints", local_redis.FOLDER, EVENTS, METRICS, "config.toml")
 _GOES += (artefacts.SUMMARY, artefacts.SAMPLES, artefacts.CURVES)
 
 

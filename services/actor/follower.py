@@ -9,9 +9,11 @@ from typing import Any
 
 from services.actor import metrics
 from services.actor.engines.engine import CanaryRefused, Engine, EngineFailed
+from services.actor.transports import make_receiver
 from services.actor.wire import Wire
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
+from shared.errors import UserError
 from shared.messages import Malformed, WeightsNotice, decode
 from shared.redis_client import BLOCK_MS
 from shared.streams import FIELD
@@ -36,6 +38,7 @@ class Follower:
         """`hold` tells the learner what is read now (`loading`), so that it is not deleted under the reader."""
         self.config, self.engine, self.wire, self.on_swap, self.hold = config, engine, wire, on_swap, hold
         self.loading: Version | None = None
+        self._receiver = make_receiver(config, wire)
         self.swaps = self.refusals = 0
         self._swapped = asyncio.Condition()
 
@@ -95,12 +98,11 @@ class Follower:
             return True
         if notice.version == self.engine.version:
             return True
-        directory = self.config.weights_dir / notice.location
         self.loading = notice.version
         await self.hold()
-        there = await _wait_for_files(directory)
-        limit = self.config.weights.swap_timeout_s
+        limit, there = self.config.weights.swap_timeout_s, False
         try:
+            directory, there = await self._fetched(notice)
             await self.engine.verify(notice, directory)
             async with asyncio.timeout(limit):
                 stall = await self.engine.swap(notice, directory)
@@ -125,17 +127,14 @@ class Follower:
         await self.on_swap()
         return True
 
+    async def _fetched(self, notice: WeightsNotice) -> tuple[Path, bool]:
+        try:
+            return await self._receiver.fetch(notice, self.engine.version)
+        except UserError as error:
+            raise CanaryRefused(str(error)) from None
+
     async def _refuse(self, notice: WeightsNotice, error: CanaryRefused) -> None:
         self.refusals += 1
         metrics.REFUSED.inc()
         log.error("weights %s are refused, %s stay in force: %s", notice.version, self.engine.version, error)
         await self.wire.emit("refused", actor=self.wire.name, version=str(notice.version), reason=str(error))
-
-
-async def _wait_for_files(directory: Path) -> bool:
-    """Whether the directory is there; a network folder may show it a little after it is announced."""
-    for _ in range(20):
-        if await asyncio.to_thread(directory.is_dir):
-            return True
-        await asyncio.sleep(0.1)
-    return False

@@ -29,6 +29,7 @@ from services.learner.talk.told import Told
 from services.learner.weights import checkpoint, publish
 from services.learner.weights.publisher import Publisher
 from services.learner.weights.room import until_written
+from services.learner.weights.transports import make_sender
 from shared import streams
 from shared.config import Config
 from shared.messages import (
@@ -91,6 +92,7 @@ class Loop:
         self._open: list[tuple[bytes, int]] = []  # (entry, step) of batches that no checkpoint holds yet
         self._saved_step = made.step if made.lineage >= 0 else -1
         self._publisher = Publisher(config, model, made.companions)
+        self._sender = make_sender(config, self.post, stop)
         self._dead_letters_seen = 0
         self._first_step, self._between_updates = self.step, False
 
@@ -142,7 +144,7 @@ class Loop:
         log.info("%s", text)
         if not groups_are_coming and not starting:
             self.post.warn(text)
-        if not self._publisher.is_whole():
+        if not (self._publisher.is_whole() and self._sender.has(self._publisher.notice)):
             self._write_weights_again()
 
     def _write_weights_again(self) -> None:
@@ -250,6 +252,8 @@ class Loop:
         if skipped:
             self.step, self._cursor = first, None
             self._publish()
+        if not self._sender.has(self._publisher.notice):
+            self._send_weights()
         lacking = self.post.patiently("look for payloads", lambda: self._told.lacking(self.client, self.keys, sync))
         newest: Any = self.post.patiently(
             "read the newest notice", lambda: self.client.xrevrange(self.keys.weights, count=1)
@@ -350,9 +354,14 @@ class Loop:
 
     def _publish(self) -> None:
         self._written(self.config.weights_dir, self._publish_once)
+        self._send_weights()
 
     def _publish_once(self) -> None:
         self._publisher.publish(self.version)
+
+    def _send_weights(self) -> None:
+        notice = self._publisher.notice
+        self._sender.send(notice, self.config.weights_dir / notice.location)
 
     def _written(self, folder: Path, write: Callable[[], object]) -> None:
         until_written(self.stop, folder, write, self.post.warn)

@@ -5,8 +5,7 @@ model's dtype, while it runs. Files are read by slices and written one parameter
 room for more than its share, the layer that runs and the parameter that is written.
 """
 
-import json
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
@@ -18,18 +17,29 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
-from services.learner.model.policy import SCORED, prepare, score
+from services.learner.model.policy import DEVICE, SCORED, prepare, score
 from services.learner.ranks.members import Ranks
+from services.learner.weights.model_writer import written
 from shared.errors import UserError
 
-_SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 
+def load_sharded(
+    folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks, *, packed: bool, offload: bool = False
+) -> Any:
+    """As `policy.load_policy`, this rank's shard of it. `dtype`: what layers compute in.
 
-def load_sharded(folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks, *, packed: bool) -> Any:
-    """As `policy.load_policy`, this rank's shard of it. `dtype`: what layers compute in."""
+    offload: shards, and with them the optimiser's state, lie in the processor's memory while their layer does not run.
+    """
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -40,10 +50,11 @@ def load_sharded(folder: Path, dtype: torch.dtype, device: torch.device, ranks: 
     model.tie_weights()
     config.architectures = [type(model).__name__]  # the sharded class has another name
     buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
-    _shard(model, dtype, device, ranks)
-    model.to_empty(device=device)
-    for name, tensor in model.named_buffers():
-        tensor.copy_(buffers[name])
+    _shard(model, dtype, device, ranks, offload=offload)
+    model.to_empty(device="cpu" if offload else device)
+    for name, buffer in buffers.items():
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, buffer.to(device))
     try:
         read_distributed(
             dict(model.named_parameters()),
@@ -72,16 +83,18 @@ def _without_weights() -> Iterator[None]:
         torch.nn.Module.register_parameter = register
 
 
-def _shard(model: Any, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> None:
+def _shard(model: Any, dtype: torch.dtype, device: torch.device, ranks: Ranks, *, offload: bool) -> None:
     mesh = init_device_mesh(device.type, (ranks.count,))
     mixed = MixedPrecisionPolicy() if dtype == torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
+    where = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     for part in (*model.base_model.layers, model):
-        fully_shard(part, mesh=mesh, mp_policy=mixed, reshard_after_forward=True)
+        fully_shard(part, mesh=mesh, mp_policy=mixed, offload_policy=where, reshard_after_forward=True)
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)  # losses are weighed over all ranks: their gradients add up
             part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     model.headrace_dtype, model.headrace_ranks = dtype, ranks  # for those who write it
+    setattr(model, DEVICE, device)
     setattr(model, SCORED, MethodType(score, model))
     register_fsdp_forward_method(model, SCORED)
 
@@ -97,8 +110,8 @@ def write_sharded(model: Any, folder: Path) -> None:
     Where rank 0 cannot write it still takes part in the gathering, and raises at the end.
     """
     dtype, ranks = model.headrace_dtype, model.headrace_ranks
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    writing = _written(folder, shapes, dtype) if ranks.leads else None
+    shapes = {name: (tuple(p.shape), dtype) for name, p in model.named_parameters()}
+    writing = written(folder / "model.safetensors", shapes) if ranks.leads else None
     error: OSError | None = None
     try:
         if writing:
@@ -124,20 +137,3 @@ def gathered(model: Any) -> Iterator[Tensor]:
     for parameter in model.parameters():
         data = parameter.detach()
         yield data.full_tensor() if isinstance(data, DTensor) else data
-
-
-def _written(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> Generator[None, Tensor, None]:
-    """A safetensors file that takes its tensors one by one, in the order of `shapes`."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, shape in shapes.items():
-        size = dtype.itemsize * torch.Size(shape).numel()
-        header[name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        while True:
-            tensor = yield
-            file.write(tensor.contiguous().view(torch.uint8).numpy().data)

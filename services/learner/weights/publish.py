@@ -17,6 +17,7 @@ from services.learner.groups.group import Group, Row
 from services.learner.model.lora import write_adapters
 from services.learner.model.policy import logprobs, vocabulary_of
 from services.learner.ranks.sharded import is_sharded, write_sharded
+from services.learner.weights.model_writer import write_plain
 from shared import heartbeats, weights
 from shared.adapters import has_adapters
 from shared.messages import CanarySequence, WeightsNotice
@@ -28,10 +29,10 @@ ALWAYS_KEPT = 2  # the newest version, and the one that actors are just leaving
 _FIRST_CANARY_TOKENS = 32
 
 
-def write_model(model: Any, companions: Mapping[str, bytes], folder: Path) -> None:
+def write_model(model: Any, companions: Mapping[str, bytes], folder: Path, dtype: torch.dtype | None = None) -> None:
     """config.json and safetensors (tied tensors once), and `companions` as they are: tokenizer, generation settings.
 
-    Of a model with adapters only these.
+    Of a model with adapters only these. `dtype`: of a whole model's files; None as it is.
     Of a sharded model all ranks call it, and those that do not lead have no companions and need no folder.
     """
     if is_sharded(model):
@@ -39,17 +40,22 @@ def write_model(model: Any, companions: Mapping[str, bytes], folder: Path) -> No
     elif has_adapters(model):
         write_adapters(model, folder)
     else:
-        model.save_pretrained(folder)
+        write_plain(model, folder, dtype)
     for name, content in companions.items():
         (folder / name).write_bytes(content)
 
 
 def publish(
-    root: Path, version: Version, model: Any, companions: Mapping[str, bytes], canary: Sequence[CanarySequence]
+    root: Path,
+    version: Version,
+    model: Any,
+    companions: Mapping[str, bytes],
+    canary: Sequence[CanarySequence],
+    dtype: torch.dtype | None = None,
 ) -> WeightsNotice:
     """Write the version's folder; the notice is the caller's to send. Adapters go without companions, the base's."""
     companions = {} if has_adapters(model) else companions
-    folder, digest, size = weights.publish(root, version, lambda target: write_model(model, companions, target))
+    folder, digest, size = weights.publish(root, version, lambda target: write_model(model, companions, target, dtype))
     return WeightsNotice(
         version=version,
         location=folder.name,
@@ -92,11 +98,9 @@ def sampled_sequences(model: Any, count: int, tokens: int) -> list[list[int]]:
     return ids.tolist()
 
 
-def versions_in_use(client: Any, keys: Keys) -> set[Version]:
+def versions_in_use(client: Any, keys: Keys, fields: Sequence[str] = heartbeats.VERSIONS) -> set[Version]:
     """The versions that live actors report in their heartbeats: in force, or just being read."""
-    beats = heartbeats.known(client, keys).values()
-    versions = [beat.get(field) for beat in beats if beat for field in ("version", "loading")]
-    return {Version(int(v[0]), int(v[1])) for v in versions if v}
+    return heartbeats.versions(heartbeats.known(client, keys).values(), fields)
 
 
 def delete_unused(root: Path, in_use: set[Version]) -> list[Version]:

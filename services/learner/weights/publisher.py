@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from services.learner.groups.group import Group
 from services.learner.weights import publish
+from services.learner.weights.model_writer import as_written
 from shared import weights
 from shared.config import Config
 from shared.errors import UserError
@@ -22,6 +25,7 @@ class Publisher:
         self._dir, self._settings = config.weights_dir, config.weights
         self._model, self.companions = model, companions
         w = self._settings
+        self._dtype = None if w.dtype == "model" else getattr(torch, w.dtype)
         self.canary = publish.sampled_sequences(model, w.canary_sequences, w.canary_tokens)
         publish.clear_unfinished(self._dir)
 
@@ -32,8 +36,9 @@ class Publisher:
 
     def publish(self, version: Version) -> None:
         """Write the version's folder; `notice` is the caller's to send."""
-        canary = publish.canary_of(self._model, self.canary)
-        self.notice = publish.publish(self._dir, version, self._model, self.companions, canary)
+        with as_written(self._model, self._dtype):
+            canary = publish.canary_of(self._model, self.canary)
+        self.notice = publish.publish(self._dir, version, self._model, self.companions, canary, self._dtype)
 
     def is_whole(self) -> bool:
         """Whether the files of the last version are still those that were written."""
