@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from cli import machine
 from cli.machine import Check
@@ -53,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_report(checks: list[Check], engine: str | None, ready: bool) -> None:
     """A line for each, which only the terminal itself may break: paths and commands can be copied as they are."""
-    console, width = Console(highlight=False), max(len(check.name) for check in checks)
+    console, width = Console(highlight=False, markup=False), max(len(check.name) for check in checks)
     for check in checks:
-        state = f"[{STYLES[check.state]}]{check.state:<8}[/]"
-        console.print(f"  {check.name:<{width}}  {state}  {escape(check.found)}", soft_wrap=True)
+        state = (f"{check.state:<8}", STYLES[check.state])
+        console.print(Text.assemble(f"  {check.name:<{width}}  ", state, f"  {check.found}"), soft_wrap=True)
         if check.advice:
-            console.print(f"  {'':<{width}}  {'':<8}  {escape(check.advice)}", style="dim", soft_wrap=True)
+            console.print(f"  {'':<{width}}  {'':<8}  {check.advice}", style="dim", soft_wrap=True)
     console.print()
     if ready:
         console.print(f"This machine can run Headrace; actors generate with the {engine} engine.")

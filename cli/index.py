@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         query_prefix=args.query_prefix,
         passage_prefix=args.passage_prefix,
     )
-    console = Console()
+    console = Console(markup=False)
     if (old := read_manifest(args.out)) and (others := _others(old, spec)):
         console.print(f"{args.out} was built with {others}; it is replaced when the new index is complete.")
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

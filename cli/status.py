@@ -17,6 +17,8 @@ EPILOG = """examples:
 """
 EVENTS_SHOWN = 6
 EVENTS_READ = 200
+WARNINGS = ("warning", "refused")
+WARNINGS_READ = 4000  # back to here: with three actors a step is five events and more
 HEARTBEAT_LIFE_S = 10.0
 HEALTH_S = 2.0
 READS = {"replay": "groups", "learner": "work"}  # service -> the stream that it alone reads
@@ -137,8 +139,34 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
         "dead_letters": client.xlen(keys.dead),
         "replay": json.loads(replay) if replay else None,
         "redis_memory_bytes": client.info("memory")["used_memory"],
-        "events": [e for e in recent if e["kind"] not in ("rollout", "step")][-EVENTS_SHOWN:],
+        "warnings": _warnings(client, keys),
+        "events": [e for e in recent if e["kind"] not in ("rollout", "step", *WARNINGS)][-EVENTS_SHOWN:],
     }
+
+
+def _warnings(client: Any, keys: Any) -> list[dict[str, Any]]:
+    """The last warnings and refusals, each when it was said last, however many other events came behind them."""
+    from shared import events
+
+    found: dict[str, dict[str, Any]] = {}
+    end = "+"
+    for _ in range(WARNINGS_READ // EVENTS_READ):
+        page = events.parse(client.xrevrange(keys.events, max=end, count=EVENTS_READ))
+        for _, event in page:
+            if event["kind"] in WARNINGS and len(found) < EVENTS_SHOWN:
+                found.setdefault(sentence(event), event)
+        if len(page) < EVENTS_READ or len(found) == EVENTS_SHOWN:
+            break
+        end = f"({page[-1][0].decode()}"
+    return sorted(found.values(), key=lambda event: event["time"])
+
+
+def sentence(event: dict[str, Any]) -> str:
+    """A warning or a refusal in words, with who says it."""
+    who = event.get("actor") or event.get("source") or event.get("service") or "somebody"
+    if event["kind"] == "refused":
+        return f"{who} refused weights {event.get('version')}: {event.get('reason')}"
+    return f"{who}: {event.get('text')}"
 
 
 def replay_url(folder: str) -> str | None:

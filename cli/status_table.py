@@ -6,15 +6,17 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cli.called import called
 from cli.run.progress import DASH, gib, number, percent, version
+from cli.status import sentence
 
 
 def print_state(shown: str, state: dict[str, Any]) -> None:
-    """Where it stands and what it waits for, its services, actors, streams, last events."""
-    console = Console()
-    console.print(f"[bold cyan]{shown}[/]  {_standing(state)}")
+    """Where it stands and what it waits for, its services, actors, streams, last events and warnings."""
+    console = Console(markup=False)
+    console.print(Text.assemble((shown, "bold cyan"), f"  {_standing(state)}"))
     if state["waiting_for"]:
         console.print(f"  waiting for {state['waiting_for']}", style="dim", highlight=False)
     console.print(_figures(state))
@@ -22,9 +24,11 @@ def print_state(shown: str, state: dict[str, Any]) -> None:
     console.print(_actors(state["actors"]))
     console.print(_streams(state))
     for event in state["events"]:
-        console.print(
-            f"  [dim]{time.strftime('%H:%M:%S', time.localtime(event['time']))}[/] {_sentence(event)}", highlight=False
-        )
+        console.print(_line(event, _sentence(event)))
+    if state["warnings"]:
+        console.print("  last warnings", style="yellow")
+    for event in state["warnings"]:
+        console.print(_line(event, sentence(event)))
 
 
 def _standing(state: dict[str, Any]) -> str:
@@ -79,6 +83,10 @@ def _streams(state: dict[str, Any]) -> Table:
     return table
 
 
+def _line(event: dict[str, Any], said: str) -> Text:
+    return Text.assemble("  ", (time.strftime("%H:%M:%S", time.localtime(event["time"])), "dim"), f" {said}")
+
+
 def _sentence(event: dict[str, Any]) -> str:
     kind = event["kind"]
     if kind == "swap":
@@ -89,5 +97,4 @@ def _sentence(event: dict[str, Any]) -> str:
         return (
             f"evaluation of version {event.get('round')}: EM {percent(event.get('em'))} on {event.get('n')} questions"
         )
-    text = event.get("text") or event.get("reason") or ""
-    return f"{kind} {text}".strip()
+    return f"{kind} {event.get('text', '')}".strip()

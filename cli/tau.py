@@ -133,7 +133,7 @@ def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, co
             ", ".join(filter(None, marks)),
             style="bold" if gate is best else None,
         )
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(f"replay.tau = {best.tau:.3g}: {why}", highlight=False)
     if config.env.kind == "search":

@@ -67,7 +67,7 @@ async def _once(args: argparse.Namespace) -> int:
 
     source = await _source(args)
     try:
-        console = Console()
+        console = Console(markup=False)
         console.print(frame(await source.look(), console.width))
         return 0
     except Unanswered as error:
@@ -98,7 +98,7 @@ async def _watch(args: argparse.Namespace) -> int:
         await source.close()
         return _nothing_runs(args, error)
     try:
-        with _keys(leave), Live(console=Console(), screen=True, auto_refresh=False) as live:
+        with _keys(leave), Live(console=Console(markup=False), screen=True, auto_refresh=False) as live:
             while not leave.is_set():
                 try:
                     glance, note = await source.look(), ""

@@ -61,7 +61,7 @@ def show(record: dict[str, Any], name: str, file: IO[str] | None = None) -> None
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=file, highlight=False)
+    console = Console(file=file, highlight=False, markup=False)
     table = Table(title=f"{name}: {record['faults']} faults", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("fault")
     for column in ("times", "next step, median", "longest"):

@@ -83,7 +83,7 @@ def _print_plan(study: Any, made: dict[str, float]) -> None:
         settings = ", ".join(f"{key} = {value}" for key, value in study.settings[arm].items())
         steps, b = config.run.steps, config.learner.batch
         table.add_row(arm, str(b), str(runs[0].wanted), str(steps), str(steps * b), f"{done}/{len(runs)}", settings)
-    Console().print(table)
+    Console(markup=False).print(table)
     groups = {r.name: r.config.run.steps * r.config.learner.batch for r in study.runs}
     pace = pace_of(groups, made) or head.group_seconds
     left = pace * sum(n for name, n in groups.items() if name not in made)

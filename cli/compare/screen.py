@@ -28,7 +28,7 @@ class StudyScreen:
         self._began = self._shown = time.monotonic()
         self._phase = ""
         self._view: RunView | None = None
-        console = Console(file=stream)
+        console = Console(file=stream, markup=False)
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def begin(self, run: Run) -> None:

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
         from cli.eval.report import print_report
 
-        print_report(found, Console())
+        print_report(found, Console(markup=False))
         print(f"answers and figures: {found['folder']}")
     return 0
 

@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self, total: int, stream: IO[str]) -> None:
         self._total, self._stream = total, stream
-        console = Console(file=stream)
+        console = Console(file=stream, markup=False)
         self._bar: Bar | None = None
         self._phase, self._line_at = "starting", float("-inf")
         self._first: tuple[float, int] | None = None  # when this session's first answer came, and how many there were
@@ -27,7 +27,7 @@ class Progress:
         self._sum, self._scored = 0.0, 0
         if console.is_terminal:
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[left]}"),

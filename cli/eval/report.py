@@ -12,6 +12,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shared.evaluation.intervals import METHOD, Means, means
 from shared.evaluation.metrics import best_at_k, majority_at_k, mean_at_k, pass_at_k
@@ -110,7 +111,8 @@ def print_report(found: Mapping[str, Any], console: Console) -> None:
     """A table for each k, and what must be known to read them."""
     how = "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']:g}"
     samples = f"{found['samples']} sample{'s' if found['samples'] > 1 else ''}"
-    console.print(f"[bold]{found['model']}[/]: {found['questions']:,} questions, {samples} each, {how}")
+    what = f": {found['questions']:,} questions, {samples} each, {how}"
+    console.print(Text.assemble((str(found["model"]), "bold"), what))
     for k in found["k"]:
         console.print(_table(found, [n for n in found["macro"] if "@" not in n or _speaks_of(n, k, found["samples"])]))
         console.print()
@@ -157,20 +159,23 @@ def _samples(sources: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def _notes(found: Mapping[str, Any]) -> list[str]:
-    notes = [f"[dim]Per cent, with the {found['interval']}.[/]"]
+def _notes(found: Mapping[str, Any]) -> list[Text]:
+    notes = [Text(f"Per cent, with the {found['interval']}.", "dim")]
     if any(k > 1 for k in found["k"]):
-        notes.append(f"[dim]Majority: {found['majority_ties']}.[/]")
+        notes.append(Text(f"Majority: {found['majority_ties']}.", "dim"))
     env = found["settings"].get("env", {})
     if env.get("kind") == "search":
-        notes.append(f"[dim]In its environment {spoken(env['latency'])}.[/]")
+        notes.append(Text(f"In its environment {spoken(env['latency'])}.", "dim"))
     rows = found["sources"].values()
     lost = sum(row["unscored_samples"] for row in rows)
     if lost:
         incomplete = sum(row["incomplete"] for row in rows)
         notes.append(
-            f"[yellow]{lost} samples of {incomplete} questions could not be scored; such a question is left out of the "
-            "metrics that need more samples than it has.[/]"
+            Text(
+                f"{lost} samples of {incomplete} questions could not be scored; such a question is left out of the "
+                "metrics that need more samples than it has.",
+                "yellow",
+            )
         )
     return notes
 

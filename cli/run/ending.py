@@ -19,7 +19,7 @@ from shared import checkpoints
 
 def print_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     """The summary of a run that has finished."""
-    Console().print(summary_table(run_dir, summary))
+    Console(markup=False).print(summary_table(run_dir, summary))
 
 
 def print_stopped(run_dir: Path, stop_seconds: float) -> None:
@@ -61,7 +61,7 @@ def print_samples(run_dir: Path) -> None:
     pairs = samples.before_and_after(read_records(run_dir / EVENTS))
     learned = [p for p in pairs if p[1].get("correct") and not p[0].get("correct")]
     for before, after in (learned or pairs)[:1]:
-        console = Console()
+        console = Console(markup=False)
         for title, rollout in (("before", before), ("after", after)):
             head = f"{title}: {samples.verdict(rollout)}"
             style = "green" if rollout.get("correct") else "red"

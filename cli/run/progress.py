@@ -34,7 +34,7 @@ class Screen(Protocol):
 
 def screen_for(stream: IO[str]) -> Screen:
     """A live table where `stream` is a terminal, plain lines otherwise."""
-    console = Console(file=stream)
+    console = Console(file=stream, markup=False)
     return LiveScreen(console) if console.is_terminal else PlainScreen(stream)
 
 

@@ -39,7 +39,7 @@ def run_in_redis(redis_url: str) -> str:
         client.set(keys.actor("host-1"), json.dumps(beat), ex=10)
         events.emit(client, keys, "step", step=6, steps=100, reward_mean=0.5, acceptance=0.75, buffer_groups=32)
         events.emit(client, keys, "eval", round=0, em=0.35, n=400)
-        events.emit(client, keys, "warning", text="acceptance is low")
+        events.emit(client, keys, "warning", service="replay", text="acceptance is low")
         streams.bury(client, keys, "groups", "not a message", b"x")
     return redis_url
 
@@ -55,7 +55,8 @@ def test_the_state_as_json(run_in_redis: str, capsys: pytest.CaptureFixture[str]
     assert 0 <= state["actors"][0]["heartbeat_age_s"] < 5
     assert state["dead_letters"] == 1
     assert state["services"]["replay"] is None and 0 <= state["services"]["learner"] < 5
-    assert state["events"][-1]["text"] == "acceptance is low"
+    assert state["warnings"][-1]["text"] == "acceptance is low"
+    assert state["events"][-1]["kind"] == "eval"
 
 
 def test_a_run_that_was_resumed_for_more_steps_has_not_finished(run_in_redis: str) -> None:
@@ -75,9 +76,29 @@ def test_the_state_for_a_person(run_in_redis: str, capsys: pytest.CaptureFixture
         "torch",
         "75.0 %",
         "32 groups",
-        "acceptance is low",
+        "last warnings",
+        "replay: acceptance is low",
     ):
         assert shown in said
+
+
+def test_a_warning_is_shown_however_many_swaps_come_behind_it(
+    run_in_redis: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = Keys("exp7")
+    with redis.Redis.from_url(run_in_redis) as client:
+        events.emit(client, keys, "refused", actor="host-1", version="0.8", reason="the canary is off by 0.4")
+        for number in range(700):
+            events.emit(client, keys, "swap", actor="host-1", version=[0, number], seconds=0.1)
+            if number % 10 == 0:
+                events.emit(client, keys, "warning", source="host-1", text="Redis is full")  # said again and again
+        state = read_state(client, "exp7")
+    assert [event.get("text") for event in state["warnings"]] == ["acceptance is low", None, "Redis is full"]
+    assert [event["kind"] for event in state["events"]] == ["swap"] * 6
+    assert main(["status", "--redis", run_in_redis, "--run", "exp7"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "replay: acceptance is low" in said and "host-1 refused weights 0.8: the canary is off by 0.4" in said
+    assert said.count("host-1: Redis is full") == 1
 
 
 @pytest.mark.slow
