@@ -106,4 +106,5 @@ def _load(config: Config, folder: Path, dtype: torch.dtype, device: torch.device
         return load_policy(folder, dtype, device, packed=config.learner.packed)
     from services.learner.ranks.sharded import load_sharded
 
-    return load_sharded(folder, dtype, device, ranks, packed=config.learner.packed)
+    s = config.learner
+    return load_sharded(folder, dtype, device, ranks, packed=s.packed, offload=s.offload)

@@ -18,7 +18,7 @@ from services.learner import assemble, engine_gap, metrics
 from services.learner import step as steps
 from services.learner.groups.parts import use_parts
 from services.learner.groups.store import Fetched, Store
-from services.learner.model.policy import context_of, vocabulary_of
+from services.learner.model.policy import context_of, device_of, vocabulary_of
 from services.learner.ranks.keeping import save_checkpoint
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.stop import Stop, Stopped
@@ -185,7 +185,7 @@ class Loop:
                 letter.event("warning", text=lineage.lost_steps(*self._lost))
         metrics.announce(self.version)
         metrics.announce_limit(engine_gap.limit(self.config.replay))
-        log.info("learner at version %s on %s", self.version, next(self.trainer.model.parameters()).device)
+        log.info("learner at version %s on %s", self.version, device_of(self.trainer.model))
 
     def _take_up(self) -> bool:
         """What an earlier process had read and not acknowledged, in order; True after Finish."""

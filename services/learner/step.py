@@ -24,7 +24,7 @@ from services.learner.groups.group import Group, Row
 from services.learner.losses.denominators import per_token
 from services.learner.model.batching import Flat, flat_index, flatten, micro_batches, mini_batches, tokens_read
 from services.learner.model.optimise import Optimiser
-from services.learner.model.policy import is_packed, logprobs
+from services.learner.model.policy import device_of, is_packed, logprobs
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.statistics import Scores
 from services.learner.stop import Stop
@@ -106,7 +106,7 @@ def train_step(
     totals = Totals()
     with trainer.clock("train"):
         for batch in batches:
-            flat = flatten(batch, _device(trainer.model))
+            flat = flatten(batch, device_of(trainer.model))
             replayed = _tokens_of(flat, stored)
             measured = _accumulate(trainer, step, flat, replayed, starts, totals)
             norm, totals.lr = trainer.optimiser.step(step)
@@ -123,7 +123,7 @@ def scan(trainer: Trainer, groups: Sequence[Group], per_rollout: bool = False) -
     """Records of stored groups under the current weights, in order; with the entropy of each rollout if wanted."""
     if trainer.ranks.most(len(groups)) == 0:
         return []
-    flat = flatten(groups, _device(trainer.model))
+    flat = flatten(groups, device_of(trainer.model))
     logp = forward(trainer, flat)
     l_ref = flat.l_gen if trainer.settings.reference == "engine" else _stored_reference(flat)
     l_old = logp if trainer.settings.proximal_cap else l_ref
@@ -159,7 +159,7 @@ def _before_the_first_update(
     wanted = [g for g in later if s.proximal_cap or g.l_ref is None]
     if trainer.ranks.most(len(wanted)) == 0:
         return {}
-    flat = flatten(wanted, _device(trainer.model))
+    flat = flatten(wanted, device_of(trainer.model))
     logp = forward(trainer, flat)
     _keep_reference(flat, logp)
     return {g.id: logp[a:b] for g, (a, b) in zip(wanted, flat.bounds, strict=True)} if s.proximal_cap else {}
@@ -277,7 +277,3 @@ def _with_reference(record: Record, group: Group, scores: Scores) -> Record:
         headroom_ref=statistics.headroom(group.l_ref, group.advantages, scores.headroom),
         engine_gap=statistics.drift(group.l_ref, group.l_gen),
     )
-
-
-def _device(model: Any) -> torch.device:
-    return next(model.parameters()).device

@@ -1,4 +1,8 @@
-"""The schedule, clipping, and float32 masters under a bfloat16 model."""
+"""The schedule, clipping, float32 masters under a bfloat16 model, masters elsewhere, moments in 8 bits."""
+
+import io
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +65,83 @@ def test_the_norm_before_clipping_is_reported() -> None:
     optimiser = Optimiser([weight], Learner(grad_clip=1.0), steps=1)
     weight.grad = torch.tensor([30.0, 40.0])
     assert optimiser.step(0)[0] == pytest.approx(50.0)
+
+
+def moved(parameters: list[Parameter], steps: range, state: dict[str, Any] | None = None, **settings: Any) -> Optimiser:
+    """After steps of gradients that are the same for all, two micro-batches each."""
+    optimiser = Optimiser(parameters, Learner.model_validate({"lr": 1e-2, "weight_decay": 0.01} | settings), steps=100)
+    if state is not None:
+        optimiser.load(state)
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for _ in range(2):
+            for p in parameters:
+                p.grad = torch.randn(p.shape, generator=generator).to(p.dtype) + (p.grad if p.grad is not None else 0)
+            optimiser.accumulate()
+        optimiser.step(step)
+    return optimiser
+
+
+def weights(dtype: torch.dtype) -> list[Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in ((96, 96), (16,))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_offloaded_masters_move_the_weights_to_the_same_bits(dtype: torch.dtype) -> None:
+    here, there = weights(dtype), weights(dtype)
+    moved(here, range(5))
+    optimiser = moved(there, range(5), offload=True)
+    assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+    assert all(m is not p and m.device.type == "cpu" for m, p in zip(optimiser.masters, there, strict=True))
+    assert all(p.grad is None for p in there)
+
+
+def test_a_run_goes_on_with_offloading_and_without() -> None:
+    for first, then in ((False, True), (True, False)):
+        straight, halved = weights(torch.float32), weights(torch.float32)
+        moved(straight, range(6))
+        state = moved(halved, range(3), offload=first).state()
+        moved(halved, range(3, 6), state, offload=then)
+        assert all(torch.equal(a, b) for a, b in zip(straight, halved, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offload", [False, True])
+def test_moments_of_8_bits_move_the_weights_nearly_as_whole_ones_do(offload: bool) -> None:
+    pytest.importorskip("bitsandbytes")
+    start, whole, small = (weights(torch.bfloat16) for _ in range(3))
+    moved(whole, range(20))
+    optimiser = moved(small, range(20), optimizer="adamw8bit", offload=offload)
+    ways = [b.detach().float() - a.detach().float() for a, b in zip(start, whole, strict=True)]
+    for a, b, way in zip(whole, small, ways, strict=True):
+        assert (a - b).detach().float().norm() < 0.05 * way.norm()
+    bytes_of = {k: v.dtype.itemsize for k, v in optimiser.adamw.state[optimiser.masters[0]].items() if k == "state1"}
+    assert bytes_of == {"state1": 1}
+
+
+@pytest.mark.slow
+def test_moments_of_8_bits_are_resumed_to_the_bit() -> None:
+    pytest.importorskip("bitsandbytes")
+    straight, halved = weights(torch.bfloat16), weights(torch.bfloat16)
+    moved(straight, range(6), optimizer="adamw8bit")
+    file = io.BytesIO()
+    torch.save(moved(halved, range(3), optimizer="adamw8bit").state(), file)
+    file.seek(0)
+    moved(halved, range(3, 6), torch.load(file, weights_only=True), optimizer="adamw8bit")
+    assert all(torch.equal(a, b) for a, b in zip(straight, halved, strict=True))
+
+
+def test_moments_of_8_bits_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(UserError, match="pip install bitsandbytes"):
+        Optimiser(weights(torch.float32), Learner(optimizer="adamw8bit"), steps=1)
+
+
+def test_state_of_another_optimiser_is_refused() -> None:
+    optimiser = Optimiser(weights(torch.float32), Learner(), steps=1)
+    with pytest.raises(UserError, match="'adamw8bit', set is 'adamw'"):
+        optimiser.load(optimiser.state() | {"kind": "adamw8bit"})
 
 
 def test_state_of_another_dtype_is_refused() -> None:

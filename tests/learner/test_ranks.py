@@ -83,7 +83,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
         return Plan(ranks, config, str(groups), first, STEPS, save_at, str(folder / "out"))
 
     plans = [plan("1", 1), plan("2", 2), plan("4", 4)]
-    plans += [plan("2 recomputing", 2, recompute=True)]
+    plans += [plan("2 recomputing", 2, recompute=True), plan("2 offloaded", 2, offload=True)]
     plans += [plan("2 then 1", 1, "2"), plan("2 then 4", 4, "2"), plan("1 then 2", 2, "1")]
     (root / "plans.json").write_text(json.dumps([asdict(p) for p in plans]))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
@@ -105,7 +105,7 @@ def far(a: dict[str, Any], b: dict[str, Any]) -> float:
 def test_two_and_four_ranks_train_the_weights_that_one_does(trained: Any, policy_dir: Path) -> None:
     one = trained["1"][0]
     assert far(one, load_file(policy_dir / "model.safetensors")) > 3e-4
-    for name in ("2", "4", "2 recomputing"):
+    for name in ("2", "4", "2 recomputing", "2 offloaded"):
         assert far(one, trained[name][0]) < 1e-6, name
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from safetensors import safe_open
 
+from shared.adapters import ALL
 from shared.config import Config
 
 MIB = 2**20
 CPU_BLOCK = 32  # tokens of a cache block; the CPU's default of 128 is longer than many a prompt, which then never hits
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has room for
 EXTENSION = "services.actor.engines.vllm_extension.SwapExtension"
 
 
@@ -56,9 +59,8 @@ def engine_arguments(config: Config, directory: Path, on_cpu: bool) -> dict[str,
         "enable_log_requests": False,
     }
     if c.learner.lora_rank:
-        ranks = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has room for
-        arguments |= {"enable_lora": True, "max_loras": 1}
-        arguments["max_lora_rank"] = next(rank for rank in ranks if rank >= c.learner.lora_rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "lora_target_modules": layers_with_adapters(c, directory)}
+        arguments["max_lora_rank"] = next(rank for rank in LORA_RANKS if rank >= c.learner.lora_rank)
     if on_cpu:
         arguments["block_size"] = CPU_BLOCK
         # a seeded request whose prompt is split kills vLLM's engine here: generators of the CPU cannot be rewound
@@ -71,6 +73,21 @@ def engine_arguments(config: Config, directory: Path, on_cpu: bool) -> dict[str,
     else:
         arguments["gpu_memory_utilization"] = c.actor.gpu_memory_utilization
     return arguments
+
+
+def layers_with_adapters(config: Config, directory: Path) -> list[str]:
+    """The names in `learner.lora_targets`; for all, those of the matrices inside the model's layers.
+
+    Without a list vLLM also prepares the output layer for adapters, and dies where several prompts are scored at once.
+    """
+    if config.learner.lora_targets != ALL:
+        return config.learner.lora_targets.replace(" ", "").split(",")
+    names: set[str] = set()
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            matrices = [n for n in file.keys() if len(file.get_slice(n).get_shape()) == 2]  # noqa: SIM118  no mapping
+        names |= {name.split(".")[-2] for name in matrices if ".layers." in name}
+    return sorted(names)
 
 
 def cache_bytes(config: Config, directory: Path, dtype: str) -> int:

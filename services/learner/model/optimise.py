@@ -3,6 +3,12 @@
 With a bfloat16 model a step at lr 1e-6 would round away, so each parameter has a float32 master: gradients of
 micro-batches add up there, AdamW moves it, and the model holds its rounded copy, which is also what is published. A
 float32 model is its own master.
+
+    bytes a parameter     model   masters and their gradients   moments
+    adamw                 2       8                             8           bfloat16; float32: 4, 4 for gradients, 8
+    adamw8bit             2       8                             2           moments in blocks of 8 bits (bitsandbytes)
+
+With `learner.offload` all but the model and one micro-batch's gradients lies in the processor's memory.
 """
 
 import math
@@ -35,18 +41,20 @@ class Optimiser:
         """`steps`: of the whole run, for the schedule."""
         self._settings, self._steps = settings, steps
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.masters = [p if p.dtype == torch.float32 else Parameter(p.detach().float()) for p in self.parameters]
+        self.masters = [_master(p, offload=settings.offload) for p in self.parameters]
         # as is common, norms and biases do not decay
         shapes = [[m for m in self.masters if m.ndim >= 2], [m for m in self.masters if m.ndim < 2]]
         decays = [settings.weight_decay, 0.0]
         groups = [{"params": s, "weight_decay": w} for s, w in zip(shapes, decays, strict=True) if s]
-        self.adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
+        adamw = _adamw8bit() if settings.optimizer == "adamw8bit" else torch.optim.AdamW
+        self.adamw: torch.optim.Optimizer = adamw(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
 
     def accumulate(self) -> None:
         """Move the model's gradients to the masters."""
         for p, master in zip(self.parameters, self.masters, strict=True):
             if p is not master and p.grad is not None:
-                master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+                gradient = p.grad.to(master.device)
+                master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
                 p.grad = None
 
     def step(self, step: int) -> tuple[float, float]:
@@ -74,10 +82,11 @@ class Optimiser:
 
     def state(self) -> dict[str, Any]:
         """Tensors and plain values only, so that it is read back without unpickling code."""
-        return {"adamw": self.adamw.state_dict(), "masters": self._extra_masters()}
+        return {"kind": self.kind, "adamw": self.adamw.state_dict(), "masters": self._extra_masters()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from `state()`; the model's own weights are loaded elsewhere."""
+        self.check_kind(state)
         masters = state["masters"]
         own = self._extra_masters()
         if len(masters) not in (0, len(own)) or (own and not masters):
@@ -89,5 +98,37 @@ class Optimiser:
             for master, stored in zip(own, masters, strict=False):
                 master.copy_(stored)
 
+    @property
+    def kind(self) -> str:
+        """`learner.optimizer`."""
+        return self._settings.optimizer
+
+    def check_kind(self, stored: dict[str, Any]) -> None:
+        """Raise UserError where a checkpoint is of another optimiser."""
+        if (kind := stored.get("kind", "adamw")) != self.kind:
+            raise UserError(
+                f"the checkpoint is of learner.optimizer = '{kind}', set is '{self.kind}': set it back, or start a new "
+                "run from its folder."
+            )
+
     def _extra_masters(self) -> list[Tensor]:
-        return [m.data for p, m in zip(self.parameters, self.masters, strict=True) if p is not m]
+        """Those that hold more than the model, which has a file of its own."""
+        pairs = zip(self.parameters, self.masters, strict=True)
+        return [m.data for p, m in pairs if p.dtype != torch.float32]
+
+
+def _master(parameter: Parameter, *, offload: bool) -> Parameter:
+    if parameter.dtype == torch.float32 and (isinstance(parameter, DTensor) or not offload):
+        return parameter  # a shard lies where `ranks.sharded` has put it
+    return Parameter(parameter.detach().to("cpu" if offload else parameter.device, torch.float32, copy=True))
+
+
+def _adamw8bit() -> Any:
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise UserError(
+            "learner.optimizer = 'adamw8bit' needs bitsandbytes: pip install bitsandbytes, or set it "
+            "to 'adamw'."
+        ) from None
+    return AdamW8bit

@@ -22,7 +22,7 @@ from shared.model_files import NO_CODE
 
 log = logging.getLogger("headrace")
 
-SCORED = "headrace_score"
+SCORED, DEVICE = "headrace_score", "headrace_device"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -97,6 +97,11 @@ def is_packed(model: Any) -> bool:
     return model.config.get_text_config()._attn_implementation == PACKED
 
 
+def device_of(model: Any) -> torch.device:
+    """Where the model computes; shards of it may lie elsewhere between."""
+    return getattr(model, DEVICE, None) or next(model.parameters()).device
+
+
 def vocabulary_of(model: Any) -> int:
     """Token ids the model can embed."""
     return model.get_input_embeddings().weight.shape[0]
@@ -112,7 +117,7 @@ def logprobs(model: Any, rows: Sequence[Row], temperature: float) -> Tensor:
 
     On the model's device; carries a gradient unless under `torch.no_grad`. Logits are made for the trained tokens only.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     lengths = [row.inputs for row in rows]
     if is_packed(model):
         starts, beside = np.cumsum([0, *lengths[:-1]]), packing(lengths, device)
@@ -161,7 +166,7 @@ def _use_packing(model: Any) -> None:
 def _check_head(model: Any, folder: Path) -> None:
     """Scaled or capped logits would make every log-probability wrong without a sign of it: compare once."""
     row = Row(np.arange(9) % vocabulary_of(model), np.arange(1, 9), 0)
-    ids = torch.from_numpy(row.tokens[None, :-1]).to(next(model.parameters()).device)
+    ids = torch.from_numpy(row.tokens[None, :-1]).to(device_of(model))
     targets = torch.from_numpy(row.tokens[None, 1:]).to(ids.device)
     theirs = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1).gather(-1, targets[..., None])
     if not torch.allclose(logprobs(model, [row], 1.0), theirs.flatten(), atol=1e-3, rtol=1e-3):

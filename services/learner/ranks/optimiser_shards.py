@@ -32,6 +32,7 @@ def save_shards(model: Any, optimiser: Optimiser, folder: Path, ranks: Ranks) ->
 
 def load_optimiser(model: Any, optimiser: Optimiser, folder: Path, stored: dict[str, Any], ranks: Ranks) -> None:
     """Continue from a checkpoint's state: `stored` is what `trainer_state.pt` holds of the optimiser."""
+    optimiser.check_kind(stored)
     shards, alone = "steps" in stored, ranks.count == 1
     if alone and not shards:
         optimiser.load(stored)

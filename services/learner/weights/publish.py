@@ -15,7 +15,7 @@ import torch
 
 from services.learner.groups.group import Group, Row
 from services.learner.model.lora import write_adapters
-from services.learner.model.policy import logprobs, vocabulary_of
+from services.learner.model.policy import device_of, logprobs, vocabulary_of
 from services.learner.ranks.sharded import is_sharded, write_sharded
 from services.learner.weights.model_writer import write_plain
 from shared import heartbeats, weights
@@ -89,7 +89,7 @@ def sampled_sequences(model: Any, count: int, tokens: int) -> list[list[int]]:
     if count == 0:
         return []
     generator = torch.Generator().manual_seed(0)
-    device = next(model.parameters()).device
+    device = device_of(model)
     starts = torch.randint(vocabulary_of(model), (count, 1), generator=generator)
     ids = starts.to(device)
     for _ in range(max(2, min(tokens, _FIRST_CANARY_TOKENS)) - 1):
