@@ -1,10 +1,14 @@
 """What is wrong is said in one sentence with exit status 2, before anything is started or written."""
 
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
+import uvicorn
+from fastapi import FastAPI
 
 from cli.main import main
 from cli.run import untrained
@@ -134,6 +138,51 @@ def test_redis_with_the_wrong_password(refused: Callable[..., str], redis_server
     said = refused("--redis.url", f"redis://:wrong@{address}")
     assert "refuses the password" in said
     assert ":wrong@" not in said
+
+
+def test_a_redis_that_holds_something_else_names_a_key(refused: Callable[..., str], redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("headrace:{other}:replay:state", "{}")  # another run is no stranger
+        client.set("session:42", "x")
+    said = refused("--redis.url", redis_url)
+    assert "holds 2 keys, and 'session:42' is none of ours: name an empty database" in said
+
+
+def test_a_redis_that_holds_a_run_of_this_name(refused: Callable[..., str], redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("headrace:{test}:replay:state", "{}")
+    assert "holds a run named 'test' already: choose another run.name" in refused("--redis.url", redis_url)
+
+
+def test_a_redis_that_drops_keys_when_it_is_full(refused: Callable[..., str], redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_set("maxmemory", 2**30)
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            said = refused("--redis.url", redis_url)
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", 0)
+    assert "drops keys when it is full (maxmemory-policy allkeys-lru)" in said and "set it to noeviction" in said
+
+
+def test_a_web_server_in_the_place_of_redis(refused: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(FastAPI(), log_level="critical"))
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        serving.start()
+        try:
+            address = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+            assert f"what answers at {address} is no Redis for a run" in refused("--redis.url", address)
+        finally:
+            server.should_exit = True
+            serving.join()
+
+
+def test_a_redis_that_is_too_old(refused: Callable[..., str], redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.redis_client.MINIMUM_VERSION", (99, 1))
+    said = refused("--redis.url", redis_url)
+    assert "is version" in said and "XAUTOCLAIM needs 99.1 or newer: upgrade it" in said
 
 
 def test_a_port_in_use(refused: Callable[..., str]) -> None:
