@@ -14,15 +14,19 @@ from benchmarks.figure import Figure, run_alone, say
 from benchmarks.load import Load, ideal
 from benchmarks.simulated import Seen, simulate
 
-LAGS = (1, 2)
-
 
 def measure(
-    *, batch: int = 64, slots: int = 4, step_s: float = 1.0, steps: int = 20, repetitions: int = 3
+    *,
+    batch: int = 64,
+    slots: int = 4,
+    step_s: float = 1.0,
+    steps: int = 20,
+    repetitions: int = 3,
+    lags: tuple[int, ...] = (1, 2),
 ) -> list[Figure]:
     """Idle share and lengths, for each lag bound."""
     figures = []
-    for lag in LAGS:
+    for lag in lags:
         loads = [
             Load(batch=batch, slots=slots, step_s=step_s, steps=steps, max_lag=lag, seed=seed)
             for seed in range(repetitions)

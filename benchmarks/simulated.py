@@ -105,9 +105,11 @@ async def _play(config: Config, load: Load) -> Seen:
             await Learner(client, config, seen).run()
             for actor in actors:
                 actor.cancel()
-        reply: Any = await client.xrange(Keys(config.run.name).events)
-        records = [record for _, record in events.parse(reply) if record["kind"] == "step"]
-        seen.events = [record for record in records if WARM_UP <= record["step"] < WARM_UP + load.steps]
+        while len(seen.events) < load.steps:  # replay may still be at the last one
+            reply: Any = await client.xrange(Keys(config.run.name).events)
+            records = [record for _, record in events.parse(reply) if record["kind"] == "step"]
+            seen.events = [record for record in records if WARM_UP <= record["step"] < WARM_UP + load.steps]
+            await asyncio.sleep(0.01)
     finally:
         await client.aclose()
     return seen
@@ -237,7 +239,8 @@ class Learner:
         absent = [id for id in ids if id not in self.held]
         for at in range(0, len(absent), 16):
             chunk = absent[at : at + 16]
-            for id, data in zip(chunk, await self.client.mget([self.keys.payload(id) for id in chunk]), strict=True):
+            reply: Any = await self.client.mget([self.keys.payload(id) for id in chunk])
+            for id, data in zip(chunk, reply, strict=True):
                 payload = decode_payload(data, self.config.run.name)
                 self.held[id] = int(id[1:]), len(payload.l_gen)
         fetched = time.monotonic()
