@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import async_over_sync, bubble, hidden_scan
 from benchmarks.figure import Figure
-from benchmarks.load import WARM_UP, Load, ideal
+from benchmarks.load import WARM_UP, Load
 from benchmarks.simulated import simulate
 
 pytestmark = pytest.mark.slow
