@@ -7,11 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
 from services.actor.engines.engine import CanaryRefused, Sampling
 from services.actor.engines.vllm_engine import VllmEngine
+from services.actor.transports.redis_chunks import RedisReceiver
+from services.actor.wire import Wire
+from services.learner.stop import Stop
+from services.learner.talk.post import Post
+from services.learner.weights.transports.redis_chunks import RedisSender
+from shared import weights
 from shared.config import build
+from shared.messages import WeightsNotice
+from shared.redis_client import connect
 from shared.versions import Version
+from tests import tiny_model
+from tests.actor.conftest import canary_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 STOP = ("</search>", "</answer>")
@@ -148,3 +159,29 @@ async def test_cancelled_requests_leave_the_engine(engine):
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     assert engine._llm.output_processor.get_num_unfinished_requests() == 0
+
+
+async def test_bfloat16_files_that_came_through_redis_are_swapped_in_and_damaged_ones_are_not(
+    engine, redis_url, tmp_path, full_logprobs
+):
+    config = build({"run": {"name": "sent", "root": str(tmp_path)}, "redis": {"url": redis_url}})
+    rounded = tiny_model.build_model(7).to(torch.bfloat16)
+    version = Version(0, 9)
+    folder, digest, size = weights.publish(config.weights_dir, version, lambda d: rounded.save_pretrained(d) and None)
+    canary = [canary_of(rounded.float(), [3, *range(14, 34), 4], start=2)]
+    notice = WeightsNotice(
+        version=version, location=folder.name, digest=digest, size=size, published=0.0, canary=canary
+    )
+    wire = Wire(config)
+    with connect(redis_url) as client:
+        RedisSender(Post(client, wire.keys, Stop()), Stop(), delta=False).send(notice, folder)
+    received, _ = await RedisReceiver(wire, tmp_path / "received").fetch(notice, engine.version)
+    await wire.client.aclose()
+    await engine.verify(notice, received)
+    await engine.swap(notice, received)
+    assert engine.version == version
+    generation = await engine.generate([3, 20, 2, 4], Sampling(1.0, 60, 9))
+    assert np.abs(gap(folder, [3, 20, 2, 4], generation, full_logprobs)).max() < 1e-4
+    (received / "config.json").write_text("{}")
+    with pytest.raises(CanaryRefused, match="damaged or replaced"):
+        await engine.verify(notice, received)
