@@ -39,7 +39,7 @@ def add_adapters(model: Any, settings: Learner) -> None:
     chosen = linear if ALL in targets else linear & set(targets)
     alpha = settings.lora_alpha or 2 * settings.lora_rank
     config = peft.LoraConfig(
-        r=settings.lora_rank, lora_alpha=alpha, target_modules=chosen, bias="none", task_type="CAUSAL_LM"
+        r=settings.lora_rank, lora_alpha=alpha, target_modules=sorted(chosen), bias="none", task_type="CAUSAL_LM"
     )
     peft.inject_adapter_in_model(config, model)
     for adapter in (p for name, p in model.named_parameters() if ".lora_" in name and p.dtype.itemsize < 4):

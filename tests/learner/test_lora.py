@@ -151,7 +151,7 @@ def test_the_kl_reference_is_the_base_without_a_second_model(tmp_path: Path, pol
     for step in range(3):
         totals = [train_step(trainer, step, *batch(make_group, step))[1] for trainer in (free, copied)]
         assert totals[0].kls == pytest.approx(totals[1].kls, rel=1e-5, abs=1e-9)
-    assert totals[0].kls[0] > 1e-4
+        assert step == 0 or totals[0].kls[0] > 1e-4
     theirs = adapters_of(copied.model)
     assert all(torch.allclose(t, theirs[name], atol=1e-6) for name, t in adapters_of(free.model).items())
 

@@ -133,7 +133,7 @@ def test_moments_of_8_bits_are_resumed_to_the_bit() -> None:
 
 
 def test_moments_of_8_bits_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim.adamw", None)
     with pytest.raises(UserError, match="pip install bitsandbytes"):
         Optimiser(weights(torch.float32), Learner(optimizer="adamw8bit"), steps=1)
 

@@ -125,7 +125,7 @@ def _master(parameter: Parameter, *, offload: bool) -> Parameter:
 
 def _adamw8bit() -> Any:
     try:
-        from bitsandbytes.optim import AdamW8bit
+        from bitsandbytes.optim.adamw import AdamW8bit
     except ImportError:
         raise UserError(
             "learner.optimizer = 'adamw8bit' needs bitsandbytes: pip install bitsandbytes, or set it "
