@@ -150,9 +150,12 @@ def _summary_of(folder: Path) -> dict[str, Any]:
     from shared.errors import UserError
 
     try:
-        return json.loads((folder / SUMMARY).read_text())
+        summary = json.loads((folder / SUMMARY).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"--against {folder}: it holds no summary of a run ({error}).") from None
+    if summary.get("em_last") is None or not summary.get("eval_questions"):
+        raise UserError(f"--against {folder}: that run was never evaluated, so it has no EM to hold this one against.")
+    return summary
 
 
 def _print(record: dict[str, Any], name: str, as_json: bool) -> None:

@@ -1,6 +1,11 @@
-"""What became of a run that was hurt: chaos.json in its folder, and the same as a table."""
+"""What became of a run that was hurt: chaos.json in its folder, and the same as a table.
+
+EM is held against a run without faults by Newcombe's interval of the difference of two proportions (Statistics in
+Medicine 17, 1998, method 10: Wilson's interval of each, combined), two-sided, 95 %, over the evaluated questions.
+"""
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +17,7 @@ from cli.chaos.schedule import KINDS
 
 FILE = "chaos.json"
 RULES_SHOWN = 20
+Z = statistics.NormalDist().inv_cdf(0.975)
 
 
 def report(
@@ -25,8 +31,9 @@ def report(
 ) -> dict[str, Any]:
     """The record. without: the summary of a run without faults. ended: why the run ended before its last step."""
     counts = verdict.counts
+    change = _em_change(summary, without)
     return {
-        "passed": verdict.passed and not ended,
+        "passed": verdict.passed and not ended and (without is None or bool(change and change[0] <= 0 <= change[1])),
         "ended": ended or ("" if verdict.passed or verdict.broken else verdict.sentence),
         "broken": verdict.broken,
         "faults_planned": planned,
@@ -41,7 +48,7 @@ def report(
         "em_first": summary.get("em_first"),
         "em_last": summary.get("em_last"),
         "em_last_without_faults": without.get("em_last") if without else None,
-        "em_noise": _noise(summary, without),
+        "em_change": change,
         "weights_refused": summary.get("weights_refused"),
         "restarts": summary.get("restarts"),
         "notes": [f.note for f in inflicted if f.note],
@@ -83,7 +90,7 @@ def show(record: dict[str, Any], name: str, file: IO[str] | None = None) -> None
         console.print(f"... and {len(record['broken']) - RULES_SHOWN} more in {FILE}", style="red")
     if record["ended"]:
         console.print(record["ended"], style="red")
-    if record["passed"]:
+    if not record["broken"] and not record["ended"]:
         console.print("The durable log keeps every rule.", style="green")
 
 
@@ -99,21 +106,34 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _noise(summary: dict[str, Any], without: dict[str, Any] | None) -> float | None:
-    """Two standard errors of the difference of the two EM; the noise of training itself comes on top."""
-    runs = [r for r in (summary, without) if r and r.get("em_last") is not None and r.get("eval_questions")]
+def _em_change(summary: dict[str, Any], without: dict[str, Any] | None) -> list[float] | None:
+    """How much higher EM is without faults, low and high; None where a run has none. Training's noise comes on top."""
+    runs = [r for r in (without, summary) if r and r.get("em_last") is not None and r.get("eval_questions")]
     if len(runs) < 2:
         return None
-    return 2 * sum(r["em_last"] * (1 - r["em_last"]) / r["eval_questions"] for r in runs) ** 0.5
+    p, q = [r["em_last"] for r in runs]
+    (p_low, p_high), (q_low, q_high) = [_wilson(r["em_last"], r["eval_questions"]) for r in runs]
+    low = p - q - math.hypot(p - p_low, q_high - q)
+    return [low, p - q + math.hypot(p_high - p, q - q_low)]
+
+
+def _wilson(share: float, n: int) -> tuple[float, float]:
+    centre, spread = share + Z**2 / (2 * n), Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n * n))
+    return (centre - spread) / (1 + Z**2 / n), (centre + spread) / (1 + Z**2 / n)
 
 
 def _em(record: dict[str, Any]) -> str:
-    last, other = record["em_last"], record["em_last_without_faults"]
-    text = f"{_percent(record['em_first'])} before, {_percent(last)} after"
-    if other is None or last is None or record["em_noise"] is None:
+    text = f"{_percent(record['em_first'])} before, {_percent(record['em_last'])} after"
+    if record["em_last_without_faults"] is None:
         return text
-    words = "within" if abs(last - other) <= record["em_noise"] else "outside"
-    return f"{text}; {_percent(other)} without faults, {words} the noise of {_percent(record['em_noise'])}"
+    if record["em_change"] is None:
+        return f"{text}, which cannot be held against the {_percent(record['em_last_without_faults'])} without faults"
+    low, high = record["em_change"]
+    words = "within" if low <= 0 <= high else "outside"
+    return (
+        f"{text}; {_percent(record['em_last_without_faults'])} without faults, {words} the noise: the difference is "
+        f"between {100 * low:+.1f} and {100 * high:+.1f} points (95 %)"
+    )
 
 
 def _percent(value: float | None) -> str:

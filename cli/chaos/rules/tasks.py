@@ -7,7 +7,7 @@ issued (attempt a) --usable group filed--> stored
 
 from cli.chaos.log import Added, Counted, Dropped, Fact, Put, Removed
 from shared.config import Config
-from shared.messages import EVAL, TRAIN, GroupHeader, Hello, Task, Trained
+from shared.messages import EVAL, TRAIN, Batch, GroupHeader, Hello, Task, Trained
 
 
 class EveryTaskEnds:
@@ -25,8 +25,10 @@ class EveryTaskEnds:
         self._given_up = 0
         self._results: dict[bytes, Hello | Trained] = {}  # not applied yet
         self._step, self._lost = 0, 0
-        self._went_back = False  # the server lost writes, and replay goes on at the learner's step
-        self.counts = {"tasks": 0, "attempts": 0, "groups": 0, "given_up": 0, "open": 0, "lost": 0}
+        # the server lost writes, and replay goes on at the learner's step, and cursor: forgiven until its next batch
+        self._went_back, self._sent = False, False
+        self._unknown = 0  # lost tasks of which the writes that are left say nothing
+        self.counts = {"tasks": 0, "attempts": 0, "groups": 0, "given_up": 0, "open": 0, "lost": 0, "forgiven": 0}
 
     def see(self, fact: Fact) -> None:
         """The next fact."""
@@ -55,8 +57,10 @@ class EveryTaskEnds:
                 self._open.add(id)
             case Dropped("tasks", id):
                 self._drop(id)
-            case Counted(counters):
-                self._count(counters)
+            case Added("work", _, Batch()):
+                self._sent = True
+            case Counted(counters):  # the last word of a transaction
+                self._count(counters["lost"])
 
     def end(self, finished: bool) -> None:
         """What is open must be with an actor or on its way; in a finished run nothing is."""
@@ -79,7 +83,7 @@ class EveryTaskEnds:
         if isinstance(result, Trained):
             self._step += result.step == self._step
         elif result.version.number > self._step:
-            self._went_back, self._step = True, result.version.number
+            self._went_back, self._sent, self._step = True, False, result.version.number
 
     def _issue(self, entry: bytes, task: Task) -> None:
         before = self._issued.get(task.id)
@@ -98,11 +102,18 @@ class EveryTaskEnds:
         task = self._issued.get(id)
         if task is not None and task.attempt + 1 >= self._attempts:
             self._given_up += task.kind == TRAIN
-        elif (task is None or task.kind in (TRAIN, EVAL)) and not self._went_back:
+        elif self._went_back:
+            self.counts["forgiven"] += 1
+        elif task is None or task.kind in (TRAIN, EVAL):
             self.counts["lost"] += 1
             self.broken.append(f"task {id} was dropped without a group, a reissue or its last attempt.")
 
-    def _count(self, counters: dict) -> None:
-        before, self._lost = self._lost, counters["lost"]
-        if self._lost != before and self._lost != self._given_up and not self._went_back:
-            self.broken.append(f"replay counts {self._lost} lost tasks, and {self._given_up} were given up.")
+    def _count(self, lost: int) -> None:
+        before, self._lost = self._lost, lost
+        expected = self._given_up + self._unknown
+        if self._went_back:
+            self.counts["forgiven"] += abs(lost - expected)
+            self._unknown = lost - self._given_up
+            self._went_back = not self._sent
+        elif lost not in (before, expected):
+            self.broken.append(f"replay counts {lost} lost tasks, and {expected} were given up.")

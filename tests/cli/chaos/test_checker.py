@@ -20,7 +20,7 @@ from cli.run import local_redis
 from shared.cancellation import stop
 from shared.config import Config, build
 from shared.errors import UserError
-from shared.messages import Batch, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained, WeightsNotice
+from shared.messages import TRAIN, Batch, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained, WeightsNotice
 from shared.redis_client import wait_until_up
 from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner
@@ -155,6 +155,24 @@ def test_a_task_dropped_without_a_group_is_named(clean: Log) -> None:
     header = first(clean, lambda f: bool((h := message(f, GroupHeader)) and h.usable)).message
     log = planted(clean, lambda f: None if getattr(message(f, GroupHeader), "id", "") == header.id else f)
     refused(log, header.id, "dropped without a group")
+
+
+def test_what_a_server_that_lost_writes_excuses_ends_with_the_next_batch(clean: Log) -> None:
+    headers = [h for t in clean for f in t if (h := message(f, GroupHeader)) and h.usable and h.kind == TRAIN]
+    early, late = headers[4].id, headers[-1].id
+    log = planted(clean, lambda f: None if getattr(message(f, GroupHeader), "id", "") in (early, late) else f)
+    at = next(i for i, facts in enumerate(log) if Dropped("tasks", early) in facts)
+    ahead = Hello(version=Version(0, 13))
+    log[at] = [Removed("results", (b"9-9",)), *log[at]]
+    log.insert(at, [Added("results", b"9-9", ahead)])
+    verdict = check(settings(), log)
+    dropped = [sentence for sentence in verdict.broken if "dropped without a group" in sentence]
+    assert len(dropped) == 1 and late in dropped[0]
+    assert (verdict.counts["lost"], verdict.counts["forgiven"]) == (1, 1)
+    counted = [f for t in log for f in t if isinstance(f, Counted)][-1]
+    refused(
+        planted(log, lambda f: Counted(counted.counters | {"lost": 3}) if f is counted else f), "counts 3 lost tasks"
+    )
 
 
 def test_a_stored_task_that_is_issued_again_is_named(clean: Log) -> None:

@@ -68,6 +68,7 @@ def made(**fields: object) -> dict:
     ]
     records = [{"kind": "step", "time": time, "seconds": 4.0} for time in (8.0, 13.0, 30.0, 34.0)]
     summary = {"steps": 4, "em_first": 0.3, "em_last": 0.6, "eval_questions": 100, "restarts": 2, "weights_refused": 0}
+    summary |= fields.pop("summary", {})  # type: ignore[arg-type]
     given = {"verdict": Verdict([], COUNTS, True, 0), "without": None, "ended": ""} | fields
     return report.report(inflicted, 3, summary=summary, records=records, **given)  # type: ignore[arg-type]
 
@@ -94,10 +95,33 @@ def test_a_broken_rule_or_an_early_end_fails_and_is_shown(tmp_path: Path) -> Non
     assert json.loads(report.write(tmp_path, good).read_text()) == good
 
 
-def test_em_is_held_against_a_run_without_faults() -> None:
-    for em, words in ((0.55, "within the noise"), (0.2, "outside the noise")):
-        record = made(without={"em_last": em, "eval_questions": 100})
-        assert record["em_noise"] == pytest.approx(2 * (0.6 * 0.4 / 100 + em * (1 - em) / 100) ** 0.5)
-        file = io.StringIO()
-        report.show(record, "hurt", file)
-        assert words in " ".join(file.getvalue().split())
+@pytest.mark.parametrize(
+    ("em", "interval", "within"),
+    [(0.55, (-0.1831, 0.0857), True), (0.2, (-0.5125, -0.2677), False), (0.46, (-0.2708, -0.0019), False)],
+)
+def test_em_outside_the_noise_of_a_run_without_faults_is_no_pass(
+    em: float, interval: tuple[float, float], within: bool
+) -> None:
+    record = made(without={"em_last": em, "eval_questions": 100})
+    assert record["em_change"] == pytest.approx(interval, abs=1e-4)
+    assert record["passed"] == within
+    file = io.StringIO()
+    report.show(record, "hurt", file)
+    assert ("within" if within else "outside") + " the noise" in " ".join(file.getvalue().split())
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_the_interval_is_the_published_one() -> None:
+    record = made(
+        summary={"em_last": 48 / 80, "eval_questions": 80}, without={"em_last": 56 / 70, "eval_questions": 70}
+    )
+    assert record["em_change"] == pytest.approx((0.0524, 0.3339), abs=5e-5)  # Newcombe 1998, table II, row (a)
+
+
+def test_a_run_that_was_never_evaluated_is_nothing_to_hold_another_against(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"em_last": None, "eval_questions": None}))
+    assert main(["chaos", str(ATLAS), "--against", str(tmp_path)]) == 2
+    assert "that run was never evaluated" in capsys.readouterr().err
+    assert not made(without={"em_last": 0.6, "eval_questions": 0})["passed"]
