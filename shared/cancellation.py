@@ -2,10 +2,12 @@
 
 On Python 3.11 `asyncio.wait_for`, which redis-py awaits at every command, drops a cancellation that comes in the
 moment its future completes. So whoever cancels asks again until the task is done, and every endless loop checks
-whether it was asked.
+whether it was asked. What has to happen on the way out is not to be cut off by being asked once more: `to_the_end`.
 """
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 
 ASK_AGAIN_S = 0.2
 
@@ -24,3 +26,12 @@ async def stop(*tasks: asyncio.Task) -> None:
         for task in running:
             task.cancel()
         _, running = await asyncio.wait(running, timeout=ASK_AGAIN_S)
+
+
+async def to_the_end(work: Coroutine[None, None, None]) -> None:
+    """Await work that bounds its own time, however often this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    task.result()

@@ -25,7 +25,7 @@ from services.actor.run_over import RunOver, raise_if_over, watch_end
 from services.actor.tasks import Tasks
 from services.actor.text import Codec
 from services.actor.wire import Wire
-from shared.cancellation import raise_if_cancelled
+from shared.cancellation import raise_if_cancelled, to_the_end
 from shared.config import Config
 from shared.fingerprints import fingerprints
 from shared.gpu_lease import GpuLease, until_claimed
@@ -53,7 +53,7 @@ async def serve(config: Config, engine: Engine | None = None) -> None:
         try:
             await actor.run()
         finally:
-            await actor.close()
+            await to_the_end(actor.close())
     except RunOver as over:
         log.info("%s: this actor leaves", over)
     finally:
