@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,18 @@ import httpx
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUN = "atlas"
+# base images of other names are passed on: an engine that cannot pull has only what was made on it
+IMAGES = ("HEADRACE_PYTHON_IMAGE", "HEADRACE_REDIS_IMAGE")
+# of each name on the compose network and port: the addresses, and whether something of ours answers there
+LOOK = """
+import json, socket, sys, urllib.request
+found = {}
+for name, port in json.loads(sys.argv[1]):
+    addresses = sorted({a[4][0] for a in socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)})
+    told = [urllib.request.urlopen(f"http://{a}:{port}/metrics", timeout=20).read() for a in addresses]
+    found[name] = [b"headrace_" + name.replace("-", "_").encode() in text for text in told]
+print(json.dumps(found))
+"""
 
 
 def why_not() -> str:
@@ -34,10 +47,13 @@ class Stack:
     """The services of compose.yaml with small settings. `down` removes everything that they made."""
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        self._folder = folder
         self.project = f"headrace-test-{secrets.token_hex(4)}"
         self.port = _free_port()
         self.password = secrets.token_hex(16)
-        (folder / "env").write_text(f"HEADRACE_REDIS_PASSWORD={self.password}\nHEADRACE_REPLAY_PORT={self.port}\n")
+        told = {"HEADRACE_REDIS_PASSWORD": self.password, "HEADRACE_REPLAY_PORT": self.port}
+        told |= {name: os.environ[name] for name in IMAGES if name in os.environ}
+        (folder / "env").write_text("".join(f"{name}={value}\n" for name, value in told.items()))
         self._override = folder / "override.json"
         self.set(settings)
         self._words = ["docker", "compose", "--env-file", str(folder / "env")]
@@ -83,6 +99,23 @@ class Stack:
         beats = {id: json.loads(beat) for id, beat in zip(ids, told, strict=True) if beat}
         return {id: beat["version"][1] for id, beat in beats.items() if beat["state"] == "running"}
 
+    def handed_back(self) -> list[tuple[str, int]]:
+        """Tasks that are with an actor that reports no more: its name, and for how many ms it has not renewed them."""
+        fields = self.redis("XPENDING", f"headrace:{{{RUN}}}:tasks", "actors", "-", "+", "1000").split()
+        pending = [(who, int(idle)) for who, idle in zip(fields[1::4], fields[2::4], strict=True)]
+        living = self.actors()
+        return [(who, idle) for who, idle in pending if who not in living]
+
+    def answering(self, targets: list[tuple[str, int]]) -> dict[str, list[bool]]:
+        """From inside the network: for each address of a service's name, whether it serves metrics of this service."""
+        return json.loads(self.compose("exec", "-T", "report", "python3", "-c", LOOK, json.dumps(targets)))
+
+    def shell(self, command: str) -> None:
+        """A line of the documentation, with this project's containers and volumes."""
+        line = command.replace("docker compose", " ".join(map(shlex.quote, self._words)))
+        line = line.replace("headrace_", f"{self.project}_")
+        docker("-ec", line, begin=["bash"], project=self.project, folder=self._folder)
+
     def counted(self) -> dict[str, int]:
         """Groups of the run by what became of them, from replay's metrics."""
         text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=10).text
@@ -107,6 +140,7 @@ def docker(
     *words: str,
     begin: list[str] | None = None,
     project: str = "",
+    folder: Path | None = None,
     within_s: float = 300,
     check: bool = True,
 ) -> str:
@@ -114,7 +148,9 @@ def docker(
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     environment = {**inherited, **({"COMPOSE_PROJECT_NAME": project} if project else {})}
     command = [*(begin or ["docker"]), *words]
-    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=within_s, check=False)
+    answer = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=within_s, check=False, cwd=folder
+    )
     if check and answer.returncode:
         raise AssertionError(
             f"{' '.join(words)} ended with {answer.returncode}:\n{answer.stdout}{answer.stderr}"[-4000:]
