@@ -33,8 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         alone = {item.path for item in items if item.get_closest_marker("alone")}
         longest: dict[Path, float] = {}
         for item in items:
-            limit = item.get_closest_marker("timeout")
-            longest[item.path] = max(longest.get(item.path, 0.0), limit.args[0] if limit else 0.0)
+            longest[item.path] = max(longest.get(item.path, 0.0), _at_most(item))
         items.sort(key=lambda item: (item.path in alone, -longest[item.path]))
 
 
@@ -46,6 +45,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         return (yield)
+
+
+def _at_most(item: pytest.Item) -> float:
+    """Seconds, where a test says them; else 1 for a slow one and 0 for the others."""
+    limit = item.get_closest_marker("timeout")
+    return limit.args[0] if limit else float(item.get_closest_marker("slow") is not None)
 
 
 def _is_worker(config: pytest.Config) -> bool:
