@@ -9,6 +9,7 @@ deleted with its acknowledgement and nothing is ever trimmed ahead of it. Groups
 missing (an emptied or restarted server).
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -249,40 +250,90 @@ def bury(pipe: Any, keys: Keys, source: str, reason: str, data: bytes) -> None:
 
 
 # A group is written once: the payload, its header and the acknowledgement of its task together, or only the
-# acknowledgement when the group is there already (a task reclaimed while its first actor was merely slow). Payloads
-# leave a share of the server's memory to messages: what frees memory has to be said first.
+# acknowledgement when the group is there already (a task reclaimed while its first actor was merely slow). The payload
+# is set beside its place in the same transaction, and given its name here: as an argument it would be copied into Lua,
+# which takes the server many times as long as the SET. Payloads leave a share of the server's memory to messages: what
+# frees memory has to be said first. Returns whether it was stored, and whether half of the memory was seen to be free.
 _STORE_GROUP = """
-local stored = 1
-if ARGV[2] ~= '' then
-  local memory = redis.call('INFO', 'memory')
-  local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
-  local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
-  if limit > 0 and used + #ARGV[2] > limit * ARGV[4] and redis.call('EXISTS', KEYS[1]) == 0 then
-    return redis.error_reply('OOM no room for a payload')
+local stored, roomy = 1, 0
+if ARGV[3] == '1' then
+  if ARGV[4] ~= '' then
+    local memory = redis.call('INFO', 'memory')
+    local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
+    local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
+    if limit > 0 and used > limit * ARGV[4] and redis.call('EXISTS', KEYS[2]) == 0 then
+      redis.call('DEL', KEYS[1])
+      return redis.error_reply('OOM no room for a payload')
+    end
+    if limit == 0 or used < limit / 2 then roomy = 1 end
   end
-  stored = redis.call('SET', KEYS[1], ARGV[2], 'NX') and 1 or 0
+  stored = redis.call('RENAMENX', KEYS[1], KEYS[2])
+  if stored == 0 then redis.call('DEL', KEYS[1]) end
 end
-if stored == 1 then redis.call('XADD', KEYS[2], '*', 'm', ARGV[1]) end
-redis.call('XACK', KEYS[3], 'actors', ARGV[3])
-redis.call('XDEL', KEYS[3], ARGV[3])
-return stored
+if stored == 1 then redis.call('XADD', KEYS[3], '*', 'm', ARGV[1]) end
+redis.call('XACK', KEYS[4], 'actors', ARGV[2])
+redis.call('XDEL', KEYS[4], ARGV[2])
+return {stored, roomy}
 """
+TOGETHER = 16  # groups in one transaction, at most
+ROOMY_S = 0.2  # for so long a server that was half empty is not asked again, which takes it as long as all the rest
+
+
+@dataclass(eq=False)
+class _Stored:
+    group: str
+    header: bytes
+    payload: bytes
+    task_entry: bytes
+    outcome: bool | Exception | None = None
 
 
 class GroupStore:
-    """The actor's writing end: a group and the end of its task in one atomic call."""
+    """The actor's writing end: a group and the end of its task in one atomic call.
+
+    Groups that come while one is being written go together in the next transaction: most of what a call costs is the
+    waiting and the waking of both sides.
+    """
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
-        self._keys = keys
-        self._script = client.register_script(_STORE_GROUP)
+        self._client, self._keys = client, keys
+        self._writing, self._waiting = asyncio.Lock(), list[_Stored]()
+        self._roomy_until = 0.0
 
     async def store(self, group: str, header: bytes, payload: bytes, task_entry: bytes) -> bool:
         """True if written, False if the group was there already. An empty payload stores a failure's header alone.
 
         Raises OutOfMemoryError when payloads have filled their share of the server's memory.
         """
-        keys = [self._keys.payload(group), self._keys.groups, self._keys.tasks]
-        return bool(await self._script(keys=keys, args=[header, payload, task_entry, PAYLOAD_SHARE]))
+        own = _Stored(group, header, payload, task_entry)
+        self._waiting.append(own)
+        try:
+            async with self._writing:
+                if own.outcome is None:  # else whoever wrote before has taken it along
+                    await self._write([own, *[other for other in self._waiting if other is not own][: TOGETHER - 1]])
+        finally:
+            self._waiting.remove(own)
+        if isinstance(own.outcome, Exception):
+            raise own.outcome
+        return bool(own.outcome)
+
+    async def _write(self, groups: list[_Stored]) -> None:
+        """Where this fails as a whole, each of the others tries for itself."""
+        share = PAYLOAD_SHARE if time.monotonic() >= self._roomy_until else ""
+        beside, evals = self._keys.payload(""), list[int]()
+        async with self._client.pipeline(transaction=True) as pipe:
+            for group in groups:
+                keys = [beside, self._keys.payload(group.group), self._keys.groups, self._keys.tasks]
+                if group.payload:
+                    pipe.set(beside, group.payload)
+                arguments = [group.header, group.task_entry, int(bool(group.payload)), share]
+                pipe.eval(_STORE_GROUP, len(keys), *keys, *arguments)
+                evals.append(len(pipe) - 1)
+            replies = await pipe.execute(raise_on_error=False)
+        for group, reply in zip(groups, (replies[i] for i in evals), strict=True):
+            group.outcome = reply if isinstance(reply, Exception) else bool(reply[0])
+            if not isinstance(reply, Exception) and reply[1]:
+                self._roomy_until = time.monotonic() + ROOMY_S
 
 
 def _group_is_missing(error: ResponseError) -> bool:

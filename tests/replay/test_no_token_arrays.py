@@ -34,7 +34,8 @@ async def test_replay_works_without_the_right_to_read_payloads(make_config, redi
     keys, admin = Keys(config.run.name), client_of(redis_server_url)
     if int((await admin.info("server"))["redis_version"].split(".")[0]) < 7:
         pytest.skip("this Redis is older than 7 and cannot forbid reading some keys")
-    own = [keys.prefix + name for name in ("replay:*", "tasks", "groups", "work", "results", "events", "dead")]
+    streams = ("tasks", "groups", "work", "results", "events", "dead")
+    own = [keys.prefix + name for name in ("replay:*", "actors", "actor:*", *streams)]
     rules = ["on", ">pw", "+@all", *[f"~{key}" for key in own], f"%W~{keys.payload('*')}", f"%W~{keys.reference('*')}"]
     await admin.execute_command("ACL", "SETUSER", "blind", "reset", *rules)
     url = f"redis://blind:pw@{redis_server_url.rpartition('@')[2]}"

@@ -73,6 +73,37 @@ async def test_a_group_is_written_once_and_its_task_acknowledged_in_any_case(cli
     assert await client.xlen(keys.tasks) == 0
 
 
+async def test_groups_stored_at_once_are_each_written_once_and_hear_of_their_own(client):
+    keys = Keys("r")
+    tasks = Inbox(client, keys.tasks, streams.ACTORS, "a")
+    await tasks.create()
+    store = GroupStore(client, keys)
+    await put(client, keys.tasks, *[b"task"] * 40)
+    entries = await tasks.read(40, block_ms=10)
+    await client.xadd(keys.payload("t7"), {"not": "a payload"})  # in its way
+    put_all = [store.store(f"t{i % 30}", b"header", b"payload%d" % i, entry.id) for i, entry in enumerate(entries)]
+    outcomes = await asyncio.gather(*put_all)
+    assert outcomes == [i != 7 and i < 30 for i in range(40)]
+    assert await client.xlen(keys.groups) == 29
+    assert await client.xlen(keys.tasks) == 0
+    assert await client.get(keys.payload("t29")) == b"payload29"
+    assert sorted(await client.keys(keys.payload("*"))) == sorted(keys.payload(f"t{i}").encode() for i in range(30))
+
+
+async def test_a_group_is_stored_whose_fellow_is_cancelled(client):
+    keys = Keys("r")
+    store = GroupStore(client, keys)
+    await Inbox(client, keys.tasks, streams.ACTORS, "a").create()
+    puts = [asyncio.create_task(store.store(f"t{i}", b"header", b"payload", b"0-0")) for i in range(4)]
+    await asyncio.sleep(0)
+    puts[0].cancel()  # the one that writes
+    puts[2].cancel()
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    assert [type(outcomes[1]), type(outcomes[3])] == [bool, bool]
+    assert isinstance(outcomes[2], asyncio.CancelledError)
+    assert {keys.payload("t1").encode(), keys.payload("t3").encode()} <= set(await client.keys(keys.payload("*")))
+
+
 async def test_dead_letters_are_bounded_in_number_and_size(client):
     keys = Keys("r")
     async with client.pipeline() as pipe:
