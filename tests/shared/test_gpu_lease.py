@@ -22,6 +22,7 @@ from shared.gpu_lease import GpuLease, until_claimed, wait_until_claimed
 from shared.gpus import Gpu
 from tests.tiny_model import write_model
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 GPUS = "GPU-a,GPU-b,GPU-c,GPU-d"
 STARTS = 100
 ACTORS = 8
@@ -64,37 +65,43 @@ def lease(redis_url):
 
 
 def _contend(url, number, barrier, failures):
-    """One of the actors: starts a hundred times, and checks by a key of its own that it is alone on its GPU."""
+    """The learner (0) or an actor: starts a hundred times, and checks by a key for each GPU that nobody shares it."""
     os.environ["HEADRACE_GPUS"] = GPUS
     gpu_lease.RETRY_S = 0.005
-    config = config_of(url, "--learner.device", "cpu")
+    config = config_of(url)
+    role, count = ("actor" if number else "learner"), (2 if number == 1 else 1)
     with redis.Redis.from_url(url) as client:
         for start in range(STARTS):
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-            one = GpuLease(config, "actor", 1 if number else 2)  # one of them needs two
+            one = GpuLease(config, role, count)
             barrier.wait()
             wait_until_claimed(one, time.sleep)
             visible = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-            if visible != one.devices or len(visible) != (1 if number else 2):
+            if visible != one.devices or len(visible) != count or not client.exists("headrace:{gpus}:learner:run"):
                 failures.put((start, number, visible))
             for device in visible:
                 if not client.set(f"on:{device}", number, nx=True):
                     failures.put((start, number, device))
-            time.sleep(0.002)
+            if number:
+                time.sleep(0.002)
+            else:
+                barrier.wait()  # as in a run, the learner stays on its GPU while actors come and go
             client.delete(*[f"on:{device}" for device in visible])
             one.release()
+            if number:
+                barrier.wait()
 
 
 @pytest.mark.slow
-def test_a_hundred_starts_of_eight_actors_on_four_gpus_put_never_two_on_one(redis_url):
+def test_a_hundred_starts_of_a_learner_and_eight_actors_on_four_gpus_put_never_two_on_one(redis_url):
     spawn = multiprocessing.get_context("spawn")
-    barrier, failures = spawn.Barrier(ACTORS, timeout=120), spawn.SimpleQueue()
-    actors = [spawn.Process(target=_contend, args=(redis_url, n, barrier, failures)) for n in range(ACTORS)]
-    for actor in actors:
-        actor.start()
-    for actor in actors:
-        actor.join(240)
-    assert [actor.exitcode for actor in actors] == [0] * ACTORS
+    barrier, failures = spawn.Barrier(1 + ACTORS, timeout=120), spawn.SimpleQueue()
+    contenders = [spawn.Process(target=_contend, args=(redis_url, n, barrier, failures)) for n in range(1 + ACTORS)]
+    for contender in contenders:
+        contender.start()
+    for contender in contenders:
+        contender.join(400)
+    assert [contender.exitcode for contender in contenders] == [0] * (1 + ACTORS)
     assert failures.empty(), failures.get()
 
 
@@ -294,6 +301,27 @@ def test_an_actor_that_waits_for_a_gpu_has_not_loaded_torch_and_has_once_it_hold
         finally:
             actor.kill()
     assert learner.devices == ["GPU-a"]
+
+
+@pytest.mark.slow
+def test_a_learner_that_waits_for_a_gpu_has_not_loaded_torch_and_leaves_when_it_is_told(gpus, lease, redis_url):
+    assert lease.claim("learner", "--run.name", "another", count=4)
+    words = {
+        "HEADRACE_REDIS__URL": redis_url,
+        "HEADRACE_RUN__GPUS": "lease",
+        "HEADRACE_MODEL__PATH": str(REPOSITORY / "examples" / "atlas" / "policy"),
+    }
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = [sys.executable, "-m", "services.learner"]
+    with subprocess.Popen(command, env=environ | words, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True) as learner:
+        try:
+            said = iter(learner.stderr.readline, "")
+            assert any("waiting for a GPU: 0 of 4 GPUs are free" in line for line in said)
+            assert "python" in mapped(learner.pid) and "libtorch" not in mapped(learner.pid)
+            learner.terminate()
+            assert learner.wait(30) == 0
+        finally:
+            learner.kill()
 
 
 def mapped(pid: int) -> str:
