@@ -27,7 +27,12 @@ def add_adapters(model: Any, settings: Learner) -> None:
 
     Raises UserError for target names that the model does not have.
     """
-    import peft
+    try:
+        import peft
+    except ImportError:
+        raise UserError(
+            "learner.lora_rank is set and peft is not installed here: pip install peft, or set it to 0."
+        ) from None
 
     targets = settings.lora_targets.replace(" ", "").split(",")
     linear = _linear_layers(model)

@@ -4,9 +4,9 @@ With a bfloat16 model a step at lr 1e-6 would round away, so each parameter has 
 micro-batches add up there, AdamW moves it, and the model holds its rounded copy, which is also what is published. A
 float32 model is its own master.
 
-    bytes a parameter     model   masters and their gradients   moments
-    adamw                 2       8                             8           bfloat16; float32: 4, 4 for gradients, 8
-    adamw8bit             2       8                             2           moments in blocks of 8 bits (bitsandbytes)
+    bytes a parameter     model and its gradients   masters and theirs   moments
+    adamw                 4                         8                    8           in float32: 8, none, 8
+    adamw8bit             4                         8                    2           in blocks (bitsandbytes)
 
 With `learner.offload` all but the model and one micro-batch's gradients lies in the processor's memory.
 """
