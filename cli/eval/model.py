@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared import checkpoints, weights
+from shared.adapters import CONFIG as ADAPTERS
 from shared.config import Config, load
 from shared.errors import UserError
 from shared.evaluation.records import read_job
@@ -41,8 +42,18 @@ class Target:
 
 
 def find_target(word: str) -> Target:
-    """What the user means. UserError in a sentence where there is no such thing."""
+    """What the user means. UserError in a sentence where there is no such thing, or only adapters."""
     path = Path(word)
+    target = Target(word, path) if (path / ADAPTERS).is_file() else _find(word, path)
+    if (target.directory / ADAPTERS).is_file():
+        raise UserError(
+            f"{target.shown} holds adapters: make a whole model of them with 'python -m services.learner.weights.merge "
+            f"{target.directory} OUT', and evaluate OUT with --config and the run's config.toml."
+        )
+    return target
+
+
+def _find(word: str, path: Path) -> Target:
     if (path / "config.json").is_file():
         return _in_run(path.resolve()) or Target(word, find_model(word, "MODEL"))
     name, at, which = word.rpartition("@")

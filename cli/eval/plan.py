@@ -133,6 +133,7 @@ def _placed(config: Config, target: Target) -> Config:
     cores = len(os.sched_getaffinity(0))
     values: dict[str, object] = {
         "model.path": str(target.directory),
+        "learner.lora_rank": 0,  # of a run that trained adapters a whole model is evaluated
         "actor.threads": config.actor.threads or max(1, cores // 2),
     }
     if target.run_dir is not None and config.run.name == run_config(target.run_dir).run.name:

@@ -183,6 +183,15 @@ def test_a_stopped_run_means_its_checkpoint_and_a_training_one_what_it_published
         find_target(f"{run_dir}@newest")
 
 
+def test_adapters_are_not_evaluated_without_their_base(run_dir: Path):
+    checkpoint = run_dir / "checkpoints" / "step_1"
+    (checkpoint / "adapter_config.json").write_text("{}")
+    (checkpoint / "config.json").unlink(missing_ok=True)
+    for word in (str(run_dir), str(checkpoint)):
+        with pytest.raises(UserError, match=f"services.learner.weights.merge {checkpoint} OUT"):
+            find_target(word)
+
+
 def test_held_weights_outlive_the_version_and_leave_the_trainers_state(run_dir: Path, tmp_path: Path):
     (tmp_path / "out").mkdir()
     target = find_target(f"{run_dir}@0.2")
