@@ -15,6 +15,7 @@ from services.actor.transports.redis_chunks import RedisReceiver
 from services.actor.wire import Wire
 from services.learner.stop import Stop
 from services.learner.talk.post import Post
+from services.learner.weights.model_writer import as_written, write_plain
 from services.learner.weights.transports.redis_chunks import RedisSender
 from shared import weights
 from shared.config import build
@@ -165,10 +166,10 @@ async def test_bfloat16_files_that_came_through_redis_are_swapped_in_and_damaged
     engine, redis_url, tmp_path, full_logprobs
 ):
     config = build({"run": {"name": "sent", "root": str(tmp_path)}, "redis": {"url": redis_url}})
-    rounded = tiny_model.build_model(7).to(torch.bfloat16)
-    version = Version(0, 9)
-    folder, digest, size = weights.publish(config.weights_dir, version, lambda d: rounded.save_pretrained(d) and None)
-    canary = [canary_of(rounded.float(), [3, *range(14, 34), 4], start=2)]
+    model, version = tiny_model.build_model(7), Version(0, 9)
+    folder, digest, size = weights.publish(config.weights_dir, version, lambda d: write_plain(model, d, torch.bfloat16))
+    with as_written(model, torch.bfloat16):
+        canary = [canary_of(model, [3, *range(14, 34), 4], start=2)]
     notice = WeightsNotice(
         version=version, location=folder.name, digest=digest, size=size, published=0.0, canary=canary
     )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
+_ROWS = 1024  # of a matrix, rounded at a time: the whole in both types beside the original would be half as much again
 
 
 def write_plain(model: Any, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -68,7 +69,7 @@ def as_written(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
     def put(owner: Any, parameters: list[Any]) -> None:
         originals[owner] = [p.data for p in parameters]
         for p in parameters:
-            p.data = p.data.to(dtype).to(p.dtype)
+            p.data = _rounded(p.data, dtype)
 
     def take_back(owner: Any, parameters: list[Any]) -> None:
         for p, data in zip(parameters, originals.pop(owner), strict=True):
@@ -87,6 +88,13 @@ def as_written(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
         take_back(model, outside)
         for hook in hooks:
             hook.remove()
+
+
+def _rounded(data: Tensor, dtype: torch.dtype) -> Tensor:
+    out = torch.empty_like(data)
+    for to, part in zip(out.split(_ROWS), data.split(_ROWS), strict=True):
+        to.copy_(part.to(dtype))
+    return out
 
 
 def _is_plainly_named(model: Any) -> bool:

@@ -1,0 +1,62 @@
+"""A whole actor on the torch engine whose weights come through Redis."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from services.actor import follower
+from services.learner.stop import Stop
+from services.learner.talk.post import Post
+from services.learner.weights.transports.redis_chunks import RedisSender
+from shared import weights
+from shared.events import parse
+from tests.actor.running import KEYS, announce, heartbeats, make_task, ready, send, wait_for
+from tests.actor.running import headers as groups
+
+
+@pytest.mark.slow
+def test_they_are_adopted_and_wrong_missing_and_damaged_ones_refused(
+    client: redis.Redis,
+    make_config: Any,
+    redis_url: str,
+    start_actor: Any,
+    publish: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follower, "TRY_AGAIN_S", 0.3)
+    received = tmp_path / "elsewhere"
+    config = make_config(
+        redis={"url": redis_url},
+        env={"kind": "single"},
+        weights={"transport": "redis", "received": str(received), "dir": str(tmp_path / "nowhere")},
+    )
+    sender = RedisSender(Post(client, KEYS, Stop()), Stop(), delta=True)
+    first = publish(0, seed=0)
+    sender.send(*first)
+    start_actor(config)
+    announce(client, first)
+    wait_for("the first weights", lambda: ready(client) or None)
+
+    def refusals(count: int) -> list[dict[str, Any]]:
+        def look() -> list[dict[str, Any]] | None:
+            told = [e for _, e in parse(client.xrange(KEYS.events)) if e["kind"] == "refused"]
+            return told if len(told) >= count else None
+
+        return wait_for(f"{count} refusals", look)
+
+    wrong = publish(1, seed=1, canary_seed=2)
+    sender.send(*wrong)
+    announce(client, wrong)
+    assert "nats" in refusals(1)[0]["reason"]
+    late = publish(2, seed=1)
+    announce(client, late)
+    assert "are not there" in refusals(2)[1]["reason"]
+    assert heartbeats(client)[0]["version"] == [0, 0]
+    sender.send(*late)
+    send(client, make_task(1, min_version=2))
+    assert groups(client, 1)[0].version_min == late[0].version
+    assert weights.digest_in(received / late[0].location) == late[0].digest
+    assert not (tmp_path / "nowhere").exists()
