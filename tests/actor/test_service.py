@@ -1,5 +1,6 @@
 """Whole actors: real Redis, real retriever, a tiny random model."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -14,9 +16,12 @@ import pytest
 import redis
 
 from services.actor import tasks
+from services.actor.engines.engine import Generation, Sampling
+from services.actor.service import serve
+from shared.cancellation import stop
 from shared.config import Config
 from shared.events import parse
-from shared.messages import EVAL, FINISHED, TRUNCATED
+from shared.messages import EVAL, FINISHED, TRUNCATED, WeightsNotice, encode
 from shared.payload import decode_payload
 from shared.redis_client import connect
 from shared.streams import ACTORS, SyncInbox, add
@@ -35,6 +40,7 @@ from tests.actor.running import (
     start_search,
     wait_for,
 )
+from tests.actor.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture
@@ -156,11 +162,40 @@ def test_sigterm_hands_the_tasks_back_at_once(client, config, start_process, sta
     assert first.wait(10) == 0
     assert time.monotonic() - started < 5
     assert not heartbeats(client)
-    assert pending(client) == 3
+    assert len(idle_ms(client)) == 3 and min(idle_ms(client)) >= tasks.RECLAIM_MS, "whoever looks next takes them"
     start_actor(config)
     started = time.monotonic()
     headers(client, 3)
     assert time.monotonic() - started < 30
+
+
+class NeverAnswers(ScriptedEngine):
+    """Its turns end with the process."""
+
+    async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
+        return await asyncio.get_running_loop().create_future()
+
+
+async def test_a_hand_back_outlives_a_redis_that_is_slow_to_answer(client, config):
+    version = Version(0, 0)
+    notice = WeightsNotice(version=version, location="v", digest="", size=0, published=0.0, canary=[])
+    add(client, KEYS.weights, encode(notice))
+    actor = asyncio.create_task(serve(config, NeverAnswers(lambda ids, sampling: ([], "eos"))))
+    send(client, *(make_task(i) for i in range(3)))
+    async with asyncio.timeout(60):
+        while not any(beat["groups_running"] == 3 for beat in heartbeats(client)):
+            await asyncio.sleep(0.02)
+        assert max(idle_ms(client)) < tasks.RECLAIM_MS
+        client.client_pause(500)  # ms; a quarter of what the actor has for it, and longer than until it is asked again
+        await stop(actor)
+    assert len(idle_ms(client)) == 3 and min(idle_ms(client)) >= tasks.RECLAIM_MS
+    assert not heartbeats(client)
+
+
+def idle_ms(client: redis.Redis) -> list[int]:
+    """How long the tasks that are with an actor have not been renewed."""
+    entries: Any = client.xpending_range(KEYS.tasks, ACTORS, "-", "+", 100)
+    return [entry["time_since_delivered"] for entry in entries]
 
 
 def make_config_endless(config: Config) -> Config:
