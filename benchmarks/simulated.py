@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import redis.asyncio
 
 from benchmarks.load import WARM_UP, Load
@@ -56,6 +57,7 @@ class Seen:
     begun: list[int] = field(default_factory=list)  # tasks
     trained: list[int] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)  # replay's record of each step
+    cpu_s: dict[str, float] = field(default_factory=dict)  # of the processor: "replay", "redis", "peers"
 
     @property
     def idle_share(self) -> float:
@@ -76,8 +78,8 @@ def simulate(load: Load) -> Seen:
     """Play the load to the end of its measured steps. Raises what ended a peer."""
     with tempfile.TemporaryDirectory() as folder, scratch_redis() as url:
         config = configured(load, url, Path(folder))
-        with replay_process(config):
-            return asyncio.run(_play(config, load))
+        with replay_process(config) as replay:
+            return asyncio.run(_play(config, load, replay))
 
 
 def configured(load: Load, url: str, folder: Path) -> Config:
@@ -96,13 +98,18 @@ def configured(load: Load, url: str, folder: Path) -> Config:
     })  # fmt: skip
 
 
-async def _play(config: Config, load: Load) -> Seen:
+async def _play(config: Config, load: Load, replay: int) -> Seen:
     client, seen = connect_async(config.redis.url), Seen(load)
     try:
         async with asyncio.TaskGroup() as tasks:
             sizes = [len(part) for part in np.array_split(np.arange(load.slots), load.actors) if len(part)]
             actors = [tasks.create_task(Actor(client, config, seen).run(i, n)) for i, n in enumerate(sizes)]
-            await Learner(client, config, seen).run()
+            learner = Learner(client, config, seen)
+            await learner.run(WARM_UP)
+            before = await _cpu_seconds(client, replay)
+            await learner.run(WARM_UP + load.steps)
+            after = await _cpu_seconds(client, replay)
+            seen.cpu_s = {name: after[name] - before[name] for name in after}
             for actor in actors:
                 actor.cancel()
         while len(seen.events) < load.steps:  # replay may still be at the last one
@@ -113,6 +120,16 @@ async def _play(config: Config, load: Load) -> Seen:
     finally:
         await client.aclose()
     return seen
+
+
+async def _cpu_seconds(client: redis.asyncio.Redis, replay: int) -> dict[str, float]:
+    """What each part has used since it started; Redis counts what its clients make it do."""
+    server: Any = await client.info("cpu")
+    return {
+        "replay": sum(psutil.Process(replay).cpu_times()[:2]),
+        "redis": server["used_cpu_user"] + server["used_cpu_sys"],
+        "peers": time.process_time(),
+    }
 
 
 class Actor:
@@ -181,29 +198,30 @@ class Learner:
         self.rng = random.Random(self.load.seed)
         self.held: dict[str, tuple[int, int]] = {}  # (task's number, tokens) of the groups that were fetched
         self.open: list[bytes] = []  # batches that no checkpoint holds yet
+        self.inbox = Inbox(client, self.keys.work, LEARNER, "learner")
+        self.idle, self.stepped = 0.0, time.monotonic()  # seconds without work, since the last step's end
 
-    async def run(self) -> None:
-        """Until the measured steps are trained."""
-        inbox = Inbox(self.client, self.keys.work, LEARNER, "learner")
-        await self._say(Hello(version=self._version))
-        idle, stepped = 0.0, time.monotonic()
-        while self.step < WARM_UP + self.load.steps:
+    async def run(self, steps: int) -> None:
+        """Until step `steps` is the next one."""
+        if self.step == 0:
+            await self._say(Hello(version=self._version))
+        while self.step < steps:
             raise_if_cancelled()
             waiting = time.monotonic()
-            entries = await inbox.read(1)
-            idle += time.monotonic() - waiting
+            entries = await self.inbox.read(1)
+            self.idle += time.monotonic() - waiting
             for entry in entries:
                 match messages.decode(entry.data, messages.Work):
                     case Scan() as scan:
                         await self._scan(scan)
-                        await inbox.ack(entry.id)
+                        await self.inbox.ack(entry.id)
                     case Sync():
                         await self._say(Hello(version=self._version))
-                        await inbox.ack(entry.id)
+                        await self.inbox.ack(entry.id)
                     case Batch() as batch:
                         self.open.append(entry.id)
-                        await self._train(batch, idle, stepped)
-                        idle, stepped = 0.0, time.monotonic()
+                        await self._train(batch)
+                        self.idle, self.stepped = 0.0, time.monotonic()
 
     async def _scan(self, scan: Scan) -> None:
         began = time.monotonic()
@@ -213,7 +231,7 @@ class Learner:
         await self._say(ScanResult(scan=scan.scan, step=self.step, version=self._version, records=records,
                                    seconds=seconds))  # fmt: skip
 
-    async def _train(self, batch: Batch, idle: float, stepped: float) -> None:
+    async def _train(self, batch: Batch) -> None:
         assert batch.step == self.step, f"batch {batch.step} at step {self.step}"
         fetch_s = await self._work([*batch.replay, *batch.fresh], 1.0)
         records = [self._record(id, True) for id in [*batch.replay, *batch.fresh]]
@@ -228,8 +246,8 @@ class Learner:
                 await pipe.execute()
             self.open.clear()
         if batch.step >= WARM_UP:
-            self.seen.idle_s.append(idle)
-            self.seen.step_s.append(time.monotonic() - stepped)
+            self.seen.idle_s.append(self.idle)
+            self.seen.step_s.append(time.monotonic() - self.stepped)
             self.seen.fetch_s.append(fetch_s)
             self.seen.trained += [self.held[id][0] for id in batch.fresh]
 

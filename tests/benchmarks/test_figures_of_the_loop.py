@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks import async_over_sync, bubble, hidden_scan
+from benchmarks import against_trl, async_over_sync, bubble, growth, hidden_scan, multi_turn
 from benchmarks.figure import Figure
 from benchmarks.load import WARM_UP, Load
 from benchmarks.simulated import simulate
@@ -42,3 +42,28 @@ def test_a_simulated_run_trains_each_task_once_and_replays_what_passes_the_gate(
     assert set(seen.trained) <= set(seen.begun) and len(seen.step_s) == load.steps
     assert [event["step"] for event in seen.events] == list(range(WARM_UP, WARM_UP + load.steps))
     assert all(event["replay_groups"] <= 2 for event in seen.events) and seen.total("replay_groups") > 0
+
+
+def test_growth_is_an_exponent_of_each_part_along_each_axis_with_a_table_and_a_plot(tmp_path):
+    plot = tmp_path / "growth.png"
+    figures = growth.measure(actors=(1, 2), tokens=(8,), group_sizes=(2,), buffers=(128, 256), batch=4, steps=2,
+                             plot=str(plot))  # fmt: skip
+    check(figures)
+    assert len(figures) == 3 * len(growth.PARTS) + 1
+    assert plot.stat().st_size > 0 and "| actors | 2 |" in plot.with_suffix(".md").read_text()
+
+
+def test_an_exponent_is_the_power_of_the_size():
+    assert growth.exponent({10: 3.0, 100: 300.0, 1000: 30_000.0}) == pytest.approx(2.0)
+    assert growth.exponent({10: 3.0, 100: 3.0}) == pytest.approx(0.0)
+
+
+def test_the_plain_loop_takes_time_for_each_search_and_samples_tokens():
+    seconds, tokens = multi_turn.plain_loop(1, 0.01, 1, 0)
+    assert seconds > 0.01 and tokens > multi_turn.GROUP_SIZE
+
+
+def test_without_an_environment_that_has_trl_nothing_is_held_against_it():
+    assert against_trl.measure() == []
+    first = next(against_trl.prompts())
+    assert [message["role"] for message in first["prompt"]] == ["system", "user"] and first["answer"].isdigit()
