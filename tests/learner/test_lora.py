@@ -174,7 +174,9 @@ def test_what_a_checkpoint_was_not_made_for_is_refused(tmp_path: Path, policy_di
         assemble(config_of(tmp_path, policy_dir, lora_rank=0), Stop())
     with pytest.raises(UserError, match=r"another learner\.lora_rank"):
         assemble(config_of(tmp_path, policy_dir, lora_rank=2), Stop())
-    with pytest.raises(UserError, match=r"another learner\.lora_rank or learner\.lora_targets"):
+    with pytest.raises(UserError, match=r"another learner\.lora_rank, learner\.lora_alpha"):
+        assemble(config_of(tmp_path, policy_dir, lora_alpha=9), Stop())
+    with pytest.raises(UserError, match=r"learner\.lora_alpha or learner\.lora_targets"):
         assemble(config_of(tmp_path, policy_dir, lora_targets="q_proj"), Stop())
     with pytest.raises(UserError, match=r"weights of model\.path are others"):
         assemble(config_of(tmp_path, write_model(tmp_path / "other", seed=9)), Stop())

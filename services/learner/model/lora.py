@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from services.learner.model.policy import score
+from services.learner.weights.model_writer import written
 from shared.adapters import CONFIG, WEIGHTS, adapters_of, add_adapters
 from shared.errors import UserError
 from shared.settings import Learner
@@ -51,10 +52,11 @@ def load_adapters(model: Any, folder: Path) -> None:
             "others: set it back, or start a new run."
         )
     stored, own = load_file(folder / WEIGHTS), adapters_of(model)
-    if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in own.items()}:
+    same_alpha = json.loads((folder / CONFIG).read_text())["lora_alpha"] == model.peft_config["default"].lora_alpha
+    if not same_alpha or {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in own.items()}:
         raise UserError(
-            f"the adapters in {folder} are of another learner.lora_rank or learner.lora_targets: set them back, or "
-            "start a new run."
+            f"the adapters in {folder} are of another learner.lora_rank, learner.lora_alpha or learner.lora_targets: "
+            "set them back, or start a new run."
         )
     for name, tensor in stored.items():
         own[name].copy_(tensor)
@@ -64,9 +66,12 @@ def write_adapters(model: Any, folder: Path) -> None:
     """As peft and vLLM read them; without a config.json, beside which transformers would look for the base."""
     model.peft_config["default"].save_pretrained(folder)
     (folder / BASE).write_text(json.dumps(model.headrace_base, indent=1))
-    save_file(
-        {name: t.cpu().contiguous() for name, t in adapters_of(model).items()}, folder / WEIGHTS, {"format": "pt"}
-    )
+    adapters = adapters_of(model)
+    writing = written(folder / WEIGHTS, {name: (tuple(t.shape), t.dtype) for name, t in adapters.items()})
+    next(writing)
+    for tensor in adapters.values():
+        writing.send(tensor.cpu())
+    writing.close()
 
 
 def digest_of_base(folder: Path) -> str:

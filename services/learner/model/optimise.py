@@ -128,7 +128,6 @@ def _adamw8bit() -> Any:
         from bitsandbytes.optim.adamw import AdamW8bit
     except ImportError:
         raise UserError(
-            "learner.optimizer = 'adamw8bit' needs bitsandbytes: pip install bitsandbytes, or set it "
-            "to 'adamw'."
+            "learner.optimizer = 'adamw8bit' needs bitsandbytes: pip install bitsandbytes, or set it to 'adamw'."
         ) from None
     return AdamW8bit
