@@ -94,6 +94,15 @@ class Page:
             time.sleep(0.02)
         return found
 
+    def scatter(self) -> dict[str, Any]:
+        """What was drawn: `gate` in pixels, the numbers of points `within` it, `passed` by and `refused`, the places
+        of the `accepted`.
+        """
+        told = self.js("return {...document.getElementById('scatter').dataset}")
+        places = [tuple(float(v) for v in place.split(",")) for place in told["accepted"].split()]
+        counts = {name: int(told[name]) for name in ("within", "passed", "refused")}
+        return {"gate": float(told["gate"]), "accepted": places} | counts
+
     def complaints(self) -> list[str]:
         """What the browser's console holds: errors of scripts, and whatever the content policy refused."""
         return [entry["message"] for entry in self.browser.get_log("browser")]

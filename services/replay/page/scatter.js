@@ -90,10 +90,11 @@ export class Scatter {
       c.fillText("No group is stored yet.", (l.left + l.right) / 2, (TOP + l.bottom) / 2);
       return;
     }
-    for (const mark of [0, REFUSED, ACCEPTED]) {
-      this.groups.mark.forEach((m, i) => m === mark && this.dot(c, this.position(i, l), mark, colour));
-    }
+    const at = this.groups.id.map((_, i) => this.position(i, l));
+    const drawn = [0, REFUSED, ACCEPTED].map((mark) => at.filter((_, i) => this.groups.mark[i] === mark));
+    drawn.forEach((places, mark) => places.forEach((place) => this.dot(c, place, mark, colour)));
     this.share(c, l, colour);
+    this.say(l, at, drawn);
     if (this.at >= 0) {
       const [x, y] = this.position(this.at, l);
       c.strokeStyle = colour.text;
@@ -102,6 +103,19 @@ export class Scatter {
       c.arc(x, y, 8, 0, 2 * Math.PI);
       c.stroke();
     }
+  }
+
+  // What a picture does not tell: where the gate is, how many points lie within it, how many of each mark, and where the
+  // accepted ones are, in CSS pixels.
+  say(l, at, drawn) {
+    const gate = this.tau > 0 ? l.drift(this.tau) : NaN;
+    Object.assign(this.canvas.dataset, {
+      gate: gate.toFixed(2),
+      within: at.filter(([x], i) => this.groups.drift[i] !== null && x <= gate).length,
+      passed: drawn[0].length,
+      refused: drawn[REFUSED].length,
+      accepted: drawn[ACCEPTED].map((place) => place.map((v) => v.toFixed(2)).join(",")).join(" "),
+    });
   }
 
   dot(c, [x, y], mark, colour) {
