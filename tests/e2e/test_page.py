@@ -43,6 +43,23 @@ def test_512_groups_of_16_rollouts_are_there_within_two_seconds(page: Page) -> N
     page.until(lambda: "512 stored groups" in page.find("#scatter").get_attribute("aria-label"), "summary of the plot")
 
 
+def test_every_measured_group_is_drawn_on_its_side_of_the_gate(page: Page) -> None:
+    page.open()
+    page.find(ROWS)
+    groups = httpx.get(f"{page.url}/window/groups").json()
+    tau = httpx.get(f"{page.url}/window/now").json()["tau"]
+    drawn = page.scatter()
+    assert drawn["within"] == sum(d <= tau for d in groups["drift"] if d is not None) > 0
+    assert drawn["passed"] + drawn["refused"] + len(drawn["accepted"]) == GROUPS
+    left, gate, right = page.js(AROUND, drawn["gate"], 3)
+    assert left != gate != right and left != right, "a line, washed on the side that it lets in"
+
+
+AROUND = """const [x, off] = arguments, canvas = document.getElementById("scatter");
+    const { data } = canvas.getContext("2d").getImageData(Math.round(x) - off, 30, 2 * off + 1, 1);
+    return [0, off, 2 * off].map((at) => data.slice(4 * at, 4 * at + 4).join())"""
+
+
 def test_everything_comes_from_the_service_itself_and_nothing_is_refused(page: Page) -> None:
     page.open()
     page.find(ROWS)
