@@ -1,13 +1,15 @@
 """The benchmarks of the loop at tiny sizes: a real replay process and a real Redis, and numbers that are finite."""
 
+import json
 import math
 
 import pytest
 
-from benchmarks import against_trl, async_over_sync, bubble, growth, hidden_scan, multi_turn
+from benchmarks import against_trl, async_over_sync, bubble, growth, hidden_scan, multi_turn, real_arms
 from benchmarks.figure import Figure
 from benchmarks.load import WARM_UP, Load
 from benchmarks.simulated import simulate
+from shared.errors import UserError
 
 pytestmark = pytest.mark.slow
 TINY = {"batch": 4, "slots": 2, "step_s": 0.02, "steps": 2, "repetitions": 1}
@@ -67,3 +69,22 @@ def test_without_an_environment_that_has_trl_nothing_is_held_against_it():
     assert against_trl.measure() == []
     first = next(against_trl.prompts())
     assert [message["role"] for message in first["prompt"]] == ["system", "user"] and first["answer"].isdigit()
+
+
+def test_finished_runs_of_a_study_are_read_seed_by_seed(tmp_path):
+    for arm, seconds in (("b-HD-b-over-2", 4.0), ("b-naive-b-over-2", 5.0), ("1.5-b", 8.0)):
+        for seed in range(3):
+            folder = tmp_path / "runs" / f"{arm}-s{seed}"
+            folder.mkdir(parents=True)
+            step = {"seconds": seconds + seed, "scanned": 3, "scan_hidden_s": 0.9, "scan_s": 1.0}
+            (folder / "metrics.jsonl").write_text(f"{json.dumps(step)}\n" * 5)
+            if seed < 2:
+                (folder / "summary.json").write_text("{}")
+    over_naive, hidden, over_fresh = real_arms.measure(study=str(tmp_path))
+    assert over_naive.ratios == [4 / 5, 5 / 6] and over_fresh.ratios == [4 / 8, 5 / 9]
+    assert hidden.ours == [pytest.approx(90.0)] * 2
+
+
+def test_a_study_without_finished_runs_is_refused_by_its_name(tmp_path):
+    with pytest.raises(UserError, match="holds no finished run of b \\+ HD b/2"):
+        real_arms.measure(study=str(tmp_path))

@@ -1,0 +1,74 @@
+"""Step times of real Atlas runs: headroom_drift over naive, and over half as many fresh groups again.
+
+    python -m benchmarks.real_arms [--steps 12] [--repetitions 1]
+    python -m benchmarks.real_arms --study runs/paper-shape
+
+The settings are those of examples/studies/paper-shape.toml: synchronous, b = 16, r = 8, two actors that play half a
+batch at a time, retrievals that take 0.7 s in the middle. Without `--study` three short runs are made for each repetition, of
+about 9 s a step; with it, the runs that `headrace compare` left in its folder are read, a repetition for each seed, the
+counterfactual that it measures in the arm of headroom_drift included.
+"""
+
+import json
+import statistics
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure, run_alone, say
+from benchmarks.running import EXAMPLES, WARM_UP, steps_of
+from shared.errors import UserError
+
+STUDY = EXAMPLES / "studies" / "paper-shape.toml"
+ARMS = {"headroom_drift": "b + HD b/2", "naive": "b + naive b/2", "1.5 b": "1.5 b"}
+Records = list[dict[str, Any]]
+
+
+def measure(*, study: str = "", steps: int = 12, repetitions: int = 1) -> list[Figure]:
+    """Of a study's seeds that have all three arms, or of runs made here."""
+    if study:
+        read = [of_study(Path(study), arm) for arm in ARMS]
+        if not all(read):
+            raise UserError(f"--study {study} holds no finished run of {' or of '.join(ARMS.values())}.")
+        runs = [list(seed) for seed in zip(*read, strict=False)]  # of a study under way, the seeds it has
+    else:
+        runs = [[made(arm, steps, seed) for arm in ARMS] for seed in range(repetitions)]
+    seconds = {arm: [mean(run[i], "seconds") for run in runs] for i, arm in enumerate(ARMS)}
+    scan = [[sum(r[part] for r in run[0]) for part in ("scan_hidden_s", "scan_s")] for run in runs]
+    note = f"{statistics.mean(mean(run[0], 'scanned') for run in runs):.1f} groups scanned a step"
+    ours = seconds["headroom_drift"]
+    return [
+        Figure(name="hidden scan, real runs: step time", unit="s", ours=ours, peer=seconds["naive"], against="naive",
+               at_most=1.01, note=note),
+        Figure(name="hidden scan, real runs: hidden", unit="%", judged="ours", at_least=95.0,
+               ours=[100 * hidden / total for hidden, total in scan], note="of the seconds of scanning"),
+        Figure(name="replay for fresh, real runs: step time", unit="s", ours=ours, peer=seconds["1.5 b"],
+               against="1.5 b", at_most=0.80),
+    ]  # fmt: skip
+
+
+def mean(records: Records, name: str) -> float:
+    """Of a number, over steps."""
+    return statistics.mean(record[name] for record in records)
+
+
+def of_study(folder: Path, arm: str) -> list[Records]:
+    """The steps behind the warm-up of each finished run of an arm, by seed."""
+    slug = ARMS[arm].replace(" + ", "-").replace("/", "-over-").replace(" ", "-")
+    files = sorted((folder / "runs").glob(f"{slug}-s*/metrics.jsonl"))
+    finished = [file for file in files if file.with_name("summary.json").exists()]
+    return [[json.loads(text) for text in file.read_text().splitlines()][WARM_UP:] for file in finished]
+
+
+def made(arm: str, steps: int, seed: int) -> Records:
+    """The steps of a run with the study's settings, without its counterfactual."""
+    study = tomllib.loads(STUDY.read_text())
+    settings = study["common"] | next(a["settings"] for a in study["arm"] if a["name"] == ARMS[arm])
+    settings = {key.replace(".", "__"): value for key, value in settings.items()}
+    records = steps_of("atlas", steps, **settings | {"run__seed": seed, "replay__counterfactual": "false"})
+    say(f"seed {seed}, {arm}: {mean(records, 'seconds'):.2f} s a step")
+    return records
+
+
+if __name__ == "__main__":
+    run_alone(measure)
