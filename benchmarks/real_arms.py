@@ -4,9 +4,9 @@
     python -m benchmarks.real_arms --study runs/paper-shape
 
 The settings are those of examples/studies/paper-shape.toml: synchronous, b = 16, r = 8, two actors that play half a
-batch at a time, retrievals that take 0.7 s in the middle. Without `--study` three short runs are made for each repetition, of
-about 9 s a step; with it, the runs that `headrace compare` left in its folder are read, a repetition for each seed, the
-counterfactual that it measures in the arm of headroom_drift included.
+batch at a time, retrievals that take 0.7 s in the middle. Without `--study` three short runs are made for each
+repetition, of about 9 s a step; with it, the runs that `headrace compare` left in its folder are read, a repetition for
+each seed, the counterfactual that it measures in the arm of headroom_drift included.
 """
 
 import json
