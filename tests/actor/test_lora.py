@@ -120,6 +120,7 @@ async def test_the_torch_engine_changes_adapters_in_flight(
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(900)
 async def test_vllm_changes_adapters_in_flight(make_config: Callable[..., Config], publish_adapters: Publish) -> None:
     from services.actor.engines.vllm_engine import VllmEngine
 
