@@ -195,7 +195,8 @@ class Preflight:
                 )
 
     def _disk(self, model_dir: Path | None) -> None:
-        model = sum(f.stat().st_size for f in model_dir.glob("*.safetensors")) if model_dir else 0
+        whole = model_dir is not None and not self.config.learner.lora_rank  # adapters are small
+        model = sum(f.stat().st_size for f in model_dir.glob("*.safetensors")) if model_dir and whole else 0
         kept = self.config.learner.keep_last + 1
         needed = model * (VERSIONS_KEPT + CHECKPOINT_MODELS * kept) + RUN_FOLDER_BYTES
         folder = _existing(self.config.run_dir)

@@ -10,7 +10,7 @@ Chunks are raw bytes. A chunk that is on the disk with the right digest need not
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -74,7 +74,7 @@ def difference(number: int) -> str:
 
 def digest(data: bytes) -> bytes:
     """Of one chunk."""
-    return blake2b(data, digest_size=16).digest()
+    return sha256(data).digest()
 
 
 def files_in(folder: Path) -> list[tuple[str, int]]:
