@@ -19,12 +19,13 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.model_files import find_model
 from shared.prompts import PromptSource, open_prompts
-from shared.redis_client import wait_until_up
+from shared.redis_client import WEIGHTS_SHARE, wait_until_up
 from shared.strangers import refuse_strangers
 
 REDIS_ANSWER_S = 3.0
 RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
 VERSIONS_KEPT = 4  # published versions on disk at once, at most, about
+VERSIONS_IN_REDIS = 3  # where they travel through it: the newest two, and the one that is sent
 CHECKPOINT_MODELS = 3  # weights and two moments of the optimiser
 QUESTION_SHOWN = 80
 PASSAGES_READ = 100
@@ -48,6 +49,7 @@ class Preflight:
         self._ports()
         self._passages()
         self._actors()
+        self._redis_memory(model_dir)
         if not self.dry_run:
             self._disk(model_dir)
         train, held_out = self._data("data.train", self.config.data.train), self._held_out()
@@ -195,8 +197,7 @@ class Preflight:
                 )
 
     def _disk(self, model_dir: Path | None) -> None:
-        whole = model_dir is not None and not self.config.learner.lora_rank  # adapters are small
-        model = sum(f.stat().st_size for f in model_dir.glob("*.safetensors")) if model_dir and whole else 0
+        model = _size_of(model_dir) if model_dir and not self.config.learner.lora_rank else 0  # adapters are small
         kept = self.config.learner.keep_last + 1
         needed = model * (VERSIONS_KEPT + CHECKPOINT_MODELS * kept) + RUN_FOLDER_BYTES
         folder = _existing(self.config.run_dir)
@@ -206,6 +207,17 @@ class Preflight:
                 f"{folder} has {_gib(free)} free, and the run needs about {_gib(needed)} "
                 f"({VERSIONS_KEPT} published versions and {kept} checkpoints of {CHECKPOINT_MODELS} times the model's "
                 f"{_gib(model)}): free some, or set run.root."
+            )
+
+    def _redis_memory(self, model_dir: Path | None) -> None:
+        limit, transport = self.config.redis.max_memory_bytes, self.config.weights.transport
+        if transport != "redis" or not limit or model_dir is None or self.config.learner.lora_rank:
+            return
+        needed = VERSIONS_IN_REDIS * _size_of(model_dir)
+        if needed > WEIGHTS_SHARE * limit:
+            raise UserError(
+                f"redis.max_memory_bytes = {limit} ({_gib(limit)}) has no room for the {VERSIONS_IN_REDIS} versions of "
+                f"the weights ({_gib(needed)}) that travel through it: raise it, or set weights.transport to 'folder'."
             )
 
     def _data(self, key: str, source: str) -> PromptSource | None:
@@ -259,6 +271,10 @@ def _existing(folder: Path) -> Path:
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= QUESTION_SHOWN else text[: QUESTION_SHOWN - 1] + "…"
+
+
+def _size_of(model_dir: Path) -> int:
+    return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
 
 
 def _gib(size: float) -> str:

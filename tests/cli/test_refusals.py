@@ -67,6 +67,13 @@ def test_an_unknown_policy_with_the_nearest_one(refused: Callable[..., str]) -> 
     assert "is no policy" in refused("--replay.policy", "nave", "--dry-run")
 
 
+def test_a_redis_too_small_for_the_weights_that_travel_through_it(refused: Callable[..., str]) -> None:
+    small = ("--redis.max_memory_bytes", "100")
+    said = refused(*small, "--weights.transport", "redis")
+    assert said.startswith("redis.max_memory_bytes = 100 ") and "set weights.transport to 'folder'" in said
+    assert "weights" not in refused(*small, "--data.train", "/nowhere/x.jsonl")
+
+
 def test_groups_of_one(refused: Callable[..., str]) -> None:
     assert "'rollout.group_size': input should be greater than or equal to 2 (given: 1)" in refused(
         "--rollout.group_size", "1"
