@@ -91,7 +91,7 @@ def test_a_page_follows_training_and_an_update_costs_little(tmp_path: Path, redi
         with training(page):
             while (updates := page.js(FETCHES) - fetched) < UPDATES:
                 assert time.monotonic() < deadline, (updates, page.texts("#status"))
-                if updates and not stayed:  # while some of the first groups are there
+                if not 0 < stayed < GROUPS:  # until some of the first groups have left, and not all
                     stayed, same = page.js(SAME, ROWS)
                 time.sleep(1.0)  # to ask is work for the main thread as well
             spent = (main_thread_s(page) - busy) / updates
