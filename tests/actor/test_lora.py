@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from services.actor.engines.engine import CanaryRefused, Sampling
 from services.actor.engines.torch_engine import TorchEngine
+from services.actor.engines.vllm_setup import engine_arguments
 from shared import weights
 from shared.adapters import CONFIG, WEIGHTS, adapters_of, add_adapters
 from shared.config import Config
@@ -107,6 +108,18 @@ async def check_refusals(engine: Any, publish_adapters: Publish) -> None:
     assert engine.version == Version(0, 3)
     after = await engine.generate([3, 20, 2, 4], Sampling(1.0, 40, 9))
     assert np.abs(gap(model, [3, 20, 2, 4], after)).max() < 1e-4
+
+
+def test_vllm_makes_room_for_adapters_in_the_layers_and_not_at_the_output(
+    make_config: Callable[..., Config], model_dir: Path
+) -> None:
+    arguments = engine_arguments(make_config(learner=LORA), model_dir, on_cpu=True)
+    assert arguments["max_lora_rank"] == 8  # the least of its sizes that holds 3
+    attention, forward = ["k_proj", "o_proj", "q_proj", "v_proj"], ["down_proj", "gate_proj", "up_proj"]
+    assert arguments["lora_target_modules"] == sorted(attention + forward)
+    some = engine_arguments(make_config(learner=LORA | {"lora_targets": "q_proj, v_proj"}), model_dir, on_cpu=True)
+    assert some["lora_target_modules"] == ["q_proj", "v_proj"]
+    assert "enable_lora" not in engine_arguments(make_config(), model_dir, on_cpu=True)
 
 
 async def test_the_torch_engine_changes_adapters_in_flight(
