@@ -71,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
         # behind the port of a run's own server may be another run's by now
         if "did not answer" not in str(error) and not target.own:
             raise
+        if (waiting := _waiting_for(target)) is not None and not args.json:
+            print(f"Redis does not answer; the replay service of {target.shown} does, and waits for {waiting}.")
+            return 1
         return say_nothing_runs(target, args.json)
     state["waiting_for"] = _waiting_for(target)
     if args.json:
@@ -125,6 +128,7 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
     newest = client.xrevrange(keys.weights, count=1)
     recent = [record for _, record in reversed(events.parse(client.xrevrange(keys.events, count=EVENTS_READ)))]
     replay = client.get(f"{keys.prefix}replay:state")
+    memory = client.info("memory")
     return {
         "run": run_name,
         "version": str(decode(newest[0][1][b"m"], WeightsNotice).version) if newest else None,
@@ -138,10 +142,23 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
         "streams": streams,
         "dead_letters": client.xlen(keys.dead),
         "replay": json.loads(replay) if replay else None,
-        "redis_memory_bytes": client.info("memory")["used_memory"],
+        "redis_memory_bytes": memory["used_memory"],
+        "redis_trouble": _redis_trouble(memory, client.info("persistence")),
         "warnings": _warnings(client, keys),
         "events": [e for e in recent if e["kind"] not in ("rollout", "step", *WARNINGS)][-EVENTS_SHOWN:],
     }
+
+
+def _redis_trouble(memory: dict[str, Any], persistence: dict[str, Any]) -> str | None:
+    """Why the server refuses writes, in which nobody could say so; None where it takes them."""
+    from shared.redis_client import PAYLOAD_SHARE
+
+    if persistence.get("aof_last_write_status") == "err" or persistence.get("rdb_last_bgsave_status") == "err":
+        return "Redis cannot write to its disk, and takes nothing more until it can: make room there."
+    if 0 < memory["maxmemory"] * PAYLOAD_SHARE < memory["used_memory"]:
+        share = memory["used_memory"] / memory["maxmemory"]
+        return f"Redis has used {share:.0%} of its memory, and takes no more groups: give it more (maxmemory)."
+    return None
 
 
 def _warnings(client: Any, keys: Any) -> list[dict[str, Any]]:

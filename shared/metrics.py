@@ -10,6 +10,7 @@ import time
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge, start_http_server
 
 from shared.errors import UserError
+from shared.redis_client import SPOKEN, why_waited_for
 
 
 def serve_metrics(port: int, host: str) -> int:
@@ -21,6 +22,25 @@ def serve_metrics(port: int, host: str) -> int:
             f"port {port} for metrics cannot be opened ({error.strerror}): choose another, or 0 for any."
         ) from None
     return server.server_port
+
+
+class RedisWait:
+    """`headrace_<service>_redis_wait_seconds`: how long calls have waited for Redis by now, by why; 0: they do not."""
+
+    def __init__(self, service: str, registry: CollectorRegistry = REGISTRY) -> None:
+        text = "how long calls have been waiting for Redis: it is away, full, or cannot write its append-only file"
+        self._gauge = Gauge(f"headrace_{service}_redis_wait_seconds", text, ["why"], registry=registry)
+        self.over()
+
+    def goes_on(self, error: BaseException, seconds: float) -> None:
+        """A call failed again, so many seconds after the first."""
+        for why in SPOKEN:
+            self._gauge.labels(why).set(seconds if why == why_waited_for(error) else 0.0)
+
+    def over(self) -> None:
+        """A call was answered."""
+        for why in SPOKEN:
+            self._gauge.labels(why).set(0.0)
 
 
 async def watch_loop_lag(service: str, registry: CollectorRegistry = REGISTRY, every_s: float = 0.5) -> None:

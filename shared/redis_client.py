@@ -109,6 +109,21 @@ def wait_until_up(url: str, wait_s: float) -> None:
         )
 
 
+# why a service waits for Redis, for its metrics and for people
+SPOKEN = {
+    "away": "Redis",
+    "memory": "Redis, which is full",
+    "disk": "Redis, which refuses writes until it can add to its append-only file",
+}
+
+
+def why_waited_for(error: BaseException) -> str:
+    """A key of SPOKEN."""
+    if not isinstance(error, Exception) or not is_full(error):
+        return "away"
+    return "disk" if is_short_of_disk(error) else "memory"
+
+
 def is_full(error: Exception) -> bool:
     """Whether the server refused a write for want of memory or disk. A script's error says so in its middle."""
     return isinstance(error, OutOfMemoryError) or is_short_of_disk(error) or _says(error, "OOM")

@@ -10,6 +10,7 @@ from services.actor.assemble import Forms, Origin, assemble, failed_group
 from services.actor.overlong import penalised, tokens_left
 from services.actor.rollout import Player, Rollout
 from services.actor.scoring import score_rollouts
+from services.actor.troubles import TROUBLES
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import ENV_FAILED, EVAL, KINDS, TIMED_OUT, GroupHeader, Task
@@ -55,7 +56,9 @@ async def roll_out(
         return Group(failed_group(task, origin, failure), None, [], prompt)
     marks = await fingerprints()
     await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s)
-    metrics.ENV_FAILURES.inc(sum(r.status == ENV_FAILED for r in rollouts))
+    unanswered = sum(r.status == ENV_FAILED for r in rollouts)
+    metrics.ENV_FAILURES.inc(unanswered)
+    TROUBLES.note("environment", unanswered)
     metrics.TIMEOUTS.inc(sum(r.status == TIMED_OUT for r in rollouts))
     scores_by = max(started + config.rollout.deadline_s, time.monotonic() + SCORING_S)
     scores = await score_rollouts(rollouts, task.ground_truth, config, scores_by)

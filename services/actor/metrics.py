@@ -2,6 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from shared.metrics import RedisWait
+
 GROUPS = Counter("headrace_actor_groups_total", "groups by outcome", ["outcome"])  # stored | duplicate | failed | ...
 TOKENS = Counter("headrace_actor_sampled_tokens_total", "tokens the policy sampled")
 GENERATION = Histogram(
@@ -23,4 +25,5 @@ REWARD_FAILURES = Counter("headrace_actor_reward_failures_total", "rollouts whos
 RETRIES = Counter("headrace_actor_retrieval_retries_total", "retrieval requests sent again")
 RUNNING = Gauge("headrace_actor_running_groups", "groups being rolled out")
 WAITING = Gauge("headrace_actor_waiting_groups", "tasks that wait for newer weights")
-REDIS_WAITS = Counter("headrace_actor_redis_outages_total", "times Redis was away")
+REDIS_OUTAGES = Counter("headrace_actor_redis_outages_total", "times Redis was away, or refused writes")
+REDIS_WAIT = RedisWait("actor")

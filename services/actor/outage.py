@@ -57,14 +57,17 @@ class Patience:
                     return result
         finally:
             self._waiting -= waits
+            if waits and not self._waiting:
+                metrics.REDIS_WAIT.over()
 
     def _begin(self) -> None:
         if not self._waiting:
             self._wait = LongWait(first_s=0.0)
-            metrics.REDIS_WAITS.inc()
+            metrics.REDIS_OUTAGES.inc()
         self._waiting += 1
 
     async def _say(self, error: Exception) -> None:
+        metrics.REDIS_WAIT.goes_on(error, self._wait.seconds)
         if not self._wait.due():
             return
         if not is_full(error):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.actor import metrics
 from services.actor.rollout import Rollout
+from services.actor.troubles import TROUBLES
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import LARGEST
@@ -59,5 +60,6 @@ def _score(rollout: Rollout, ground_truth: list[str], config: Config, deadline: 
 
 def _failed(how: str) -> Scored:
     metrics.REWARD_FAILURES.inc()
+    TROUBLES.note("reward", 1, how)
     log.warning("the reward of a rollout %s: it is masked out", how)
     return UNSCORED

@@ -24,6 +24,7 @@ from services.actor.rollout import Budget, Player
 from services.actor.run_over import RunOver, raise_if_over, watch_end
 from services.actor.tasks import Tasks
 from services.actor.text import Codec
+from services.actor.troubles import TROUBLES
 from services.actor.wire import Wire
 from shared.cancellation import raise_if_cancelled, to_the_end
 from shared.config import Config
@@ -137,6 +138,8 @@ class Actor:
         while True:
             raise_if_cancelled()
             await self._beat()
+            for sentence in TROUBLES.told():
+                await self.wire.warn(sentence)
             await asyncio.sleep(self.config.actor.heartbeat_s)
 
     async def _beat(self) -> None:

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from services.replay.state import Composed, State
 from shared.messages import GroupHeader, Record
+from shared.metrics import RedisWait
 from shared.streams import Keys
 
 _SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -95,6 +96,7 @@ class ReplayMetrics:
         self.redis_limit = gauge(p + "redis_memory_limit_bytes", "maxmemory of Redis; 0: no limit")
         self.live_actors = gauge(p + "live_actors", "actors that report")
         self.silent_actors = gauge(p + "silent_actors", "actors that stopped reporting without signing off")
+        self.redis_wait = RedisWait("replay", registry)
         self.reconnects = counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
 
     def group(self, header: GroupHeader) -> None:

@@ -31,7 +31,7 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Record, ScanResult, Trained
 from shared.prompts import PromptSource
-from shared.redis_client import is_full
+from shared.redis_client import SPOKEN, why_waited_for
 from shared.service import first_error
 from shared.streams import ACTORS, LEARNER, REPLAY, Entry, Inbox, Keys
 from shared.waiting import LongWait
@@ -87,17 +87,24 @@ class Replay:
                 await self._wait_for_redis(first_error(error))
 
     async def _wait_for_redis(self, error: BaseException) -> None:
-        full = isinstance(error, RedisError) and is_full(error)
         if self._outage is None:
             self._outage = LongWait(first_s=0.0)
         if self._outage.due():
             log.warning("waiting for Redis since %.0f s: %s", self._outage.seconds, error)
-        self.waiting_for = "Redis, which is full" if full else "Redis"
+        why = why_waited_for(error)
+        self.waiting_for = SPOKEN[why]
+        self.metrics.redis_wait.goes_on(error, self._outage.seconds)
         self.metrics.reconnects.inc()
-        if full:
+        if why != "away":
             with suppress(RedisError):
                 await self.store.make_room()
         await asyncio.sleep(RETRY_S)
+
+    def _after_outage(self) -> list[str]:
+        """What is said once Redis takes writes again: while it did not, there was nowhere to say it."""
+        if self._outage is None:
+            return []
+        return [f"for {self._outage.seconds:.1f} s the run waited for {self.waiting_for}; its state was loaded again."]
 
     async def _serve(self) -> None:
         await self.store.check_epoch()
@@ -131,7 +138,7 @@ class Replay:
                         self._apply(state, tx, entry)
                     for task in watch.vanished(state):
                         transitions.task_vanished(self.config, state, tx, task)
-                    for warning in watch.warnings():
+                    for warning in [*self._after_outage(), *watch.warnings()]:
                         tx.event("warning", service="replay", text=warning)
                     self._advance(state, tx)
                 for tell in self._then:
@@ -139,6 +146,7 @@ class Replay:
                 if sentence := refills.starved(self.config, state):
                     raise UserError(sentence)
                 self._outage = None
+                self.metrics.redis_wait.over()
                 watch.waits_for(waiting_for(self.config, state, self._heard))
                 self.waiting_for, self.waiting_s = watch.waiting()
                 self.metrics.show(state)

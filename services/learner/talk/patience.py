@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import redis
 
+from services.learner import waits
 from services.learner.stop import Stop
 from shared.redis_client import AWAY, is_full
 
@@ -24,12 +25,17 @@ def patiently(stop: Stop, what: str, call: Callable[[], T]) -> T:
     next_line = since
     while True:
         try:
-            return call()
+            result = call()
         except (redis.RedisError, OSError) as error:
             if not isinstance(error, AWAY) and not is_full(error):
                 raise
             now = time.monotonic()
+            waits.REDIS.goes_on(error, now - since)
             if now >= next_line:
                 log.warning("waiting for Redis to %s since %.0f s: %s", what, now - since, error)
                 next_line = now + LOG_EVERY_S
             stop.wait(RETRY_S)
+        else:
+            if next_line > since:
+                waits.REDIS.over()
+            return result

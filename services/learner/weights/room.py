@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from services.learner import waits
 from services.learner.stop import Stop
 from shared.waiting import LongWait
 
@@ -29,15 +30,19 @@ def until_written(stop: Stop, folder: Path, write: Callable[[], T], tell: Callab
     wait = LongWait(first_s=0.0)
     while True:
         try:
-            return write()
+            result = write()
         except Exception as error:  # safetensors and torch put what the system said into errors of their own
             if not is_for_want_of_room(error, folder):
                 raise
+            waits.DISK.set(wait.seconds)
             if wait.due():
                 text = f"no room in {folder} since {wait.seconds:.0f} s ({error}): the learner waits, make some."
                 log.warning("%s", text)
                 tell(text)
             stop.wait(RETRY_S)
+        else:
+            waits.DISK.set(0)
+            return result
 
 
 def is_for_want_of_room(error: Exception, folder: Path) -> bool:
