@@ -62,6 +62,8 @@ def contradictions(c: Config) -> Iterator[str]:
         )
     if c.weights.delta and c.weights.transport != "redis":
         yield f"weights.delta is of weights.transport = 'redis', and it is '{c.weights.transport}': set one of the two."
+    if c.weights.transport == "redis" and c.received_dir == c.weights_dir:
+        yield f"weights.received = '{c.received_dir}' is weights.dir, which is the learner's alone: name another."
     if c.weights.dtype != "model" and (c.learner.ranks > 1 or c.learner.lora_rank):
         yield (
             f"weights.dtype = '{c.weights.dtype}' is of a model that one process holds and trains whole: leave it at "
