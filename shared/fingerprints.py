@@ -1,4 +1,4 @@
-"""What makes a stored group incomparable with today's configuration when it changes (method.md, section 8).
+"""What makes a stored group incomparable with today's configuration when it changes (docs/method.md, section 6).
 
     tokenizer   the tokenizer's files
     template    the chat template, the environment's prompt and limits, the sampling temperature

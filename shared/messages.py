@@ -107,7 +107,7 @@ class GroupHeader(Message, frozen=True, tag="group"):
 
     @property
     def mixed(self) -> bool:
-        """Whether some, but not all, of the scored rollouts are right (method.md, section 3.1)."""
+        """Whether some, but not all, of the scored rollouts are right (docs/method.md, section 3)."""
         return 0 < self.right < len(self.scored)
 
 
@@ -159,7 +159,7 @@ class Finish(Message, frozen=True, tag="finish"):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one group under one version of the weights (method.md, section 6). d = log p - l_ref per token."""
+    """Statistics of one group under one version of the weights (docs/method.md, section 5). d = log p - l_ref per token."""
 
     id: str
     tokens: int  # |T|

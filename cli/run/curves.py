@@ -80,8 +80,9 @@ def _make_room(ax: Axes) -> None:
 def _em(ax: Axes, evals: Records, steps: Records) -> None:
     ax.set_title("Exact match, %")
     _line(ax, steps, "correct_share", GREY, "sampled, training", scale=100)
-    if evals:
-        ax.plot([e["round"] for e in evals], [100 * e["em"] for e in evals], "o-", color=BLUE, label="held-out")
+    scored = [e for e in evals if e["em"] is not None]  # a round whose retriever was away may have scored nothing
+    if scored:
+        ax.plot([e["round"] for e in scored], [100 * e["em"] for e in scored], "o-", color=BLUE, label="held-out")
 
 
 def _reward(ax: Axes, steps: Records) -> None:

@@ -50,7 +50,7 @@ def _rollouts(records: Sequence[Record]) -> list[Record]:
 
 
 def _is_eval(rollout: Record) -> bool:
-    return rollout.get("round", -1) >= 0
+    return rollout.get("task_kind") == "eval"  # prompts that are asked again have rounds too
 
 
 def _spread(items: Sequence[Record], count: int) -> list[Record]:

@@ -1,4 +1,4 @@
-"""One training step and one scan (method.md, sections 3 and 6), on groups that are already in memory.
+"""One training step and one scan (docs/method.md, sections 3 and 5), on groups that are already in memory.
 
 batch = [replay in order ; fresh in order], cut in order into mini-batches of one optimiser step each
 l_ref of a fresh group: log p under the weights that first train on it. Groups of the first mini-batch take it from

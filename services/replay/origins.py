@@ -1,4 +1,4 @@
-"""Groups made under another tokenizer, template, reward or index are not comparable (method.md, section 8).
+"""Groups made under another tokenizer, template, reward or index are not comparable (docs/method.md, section 6).
 
 The newest kind wins: when one is seen for the first time, what is stored is dropped. A kind that was replaced does not
 come back with each of its groups, as in a rolling upgrade, where two kinds of actors run for a while; these are trained

@@ -1,4 +1,4 @@
-"""Choosing the replayed groups of one step (method.md, section 3.2 - 3.4), pure but for the scans it asks for.
+"""Choosing the replayed groups of one step (docs/method.md, section 3, steps 2 to 4), pure but for the scans it asks for.
 
     order --> next scan --> records --> gate --> ... --> done: K accepted, or the end
 
@@ -106,5 +106,5 @@ def groups_wanted(policy: Policy, config: Config) -> int:
 
 
 def whole_units(accepted: list[str], unit: int) -> list[str]:
-    """Accepted groups cut from the low-priority tail to a multiple of `unit` (method.md, section 3.4)."""
+    """Accepted groups cut from the low-priority tail to a multiple of `unit` (docs/method.md, section 3, step 4)."""
     return accepted[: len(accepted) - len(accepted) % unit]

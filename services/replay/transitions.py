@@ -1,6 +1,6 @@
 """What each event does to the state: one function per event, each part of one transaction.
 
-Read `batch_composed` and `step_trained` with method.md section 3 beside them: batch, update, append, evict, in this
+Read `batch_composed` and `step_trained` with docs/method.md section 3 beside them: batch, update, append, evict, in this
 order.
 """
 

@@ -34,7 +34,7 @@ def step(number: int, **more: object) -> dict:
 
 def rollout(round: int, question: str, correct: bool) -> dict:
     fields = {"round": round, "question": question, "correct": correct, "reward": float(correct), "ground_truth": ["X"]}
-    return {"kind": "rollout", "time": 1.0, "text": f"[policy] {question} ```", **fields}
+    return {"kind": "rollout", "task_kind": "eval", "time": 1.0, "text": f"[policy] {question} ```", **fields}
 
 
 def records() -> list[dict]:
@@ -106,9 +106,16 @@ def test_samples_show_one_question_before_and_after() -> None:
     assert text.count("```") == 4, "a transcript cannot end its block"
 
 
+def test_a_prompt_that_is_asked_again_for_training_is_no_held_out_question() -> None:
+    again = rollout(9, "who", correct=True) | {"task_kind": "again"}
+    assert before_and_after([*records(), again]) == before_and_after(records())
+    assert "## From training" in as_markdown([again])
+
+
 @pytest.mark.slow
 def test_the_curves_are_drawn_whatever_was_measured(tmp_path: Path) -> None:
-    for name, events in (("full", records()), ("one", [step(0)])):
+    unscored = {"kind": "eval", "time": 103.0, "round": 2, "em": None, "n": 0, "per_source": {}}
+    for name, events in (("full", [*records(), unscored]), ("one", [step(0)])):
         draw(events, tmp_path / f"{name}.png", name)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 

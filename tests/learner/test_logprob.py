@@ -47,6 +47,25 @@ def test_in_bfloat16_the_softmax_is_taken_in_float32(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(a, b, atol=0.05, rtol=0.05)
 
 
+def test_many_chunks_in_bfloat16_lose_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(16, 211, bias=False, dtype=torch.bfloat16)
+    states, targets, upstream = torch.randn(600, 16, dtype=torch.bfloat16), torch.randint(211, (600,)), torch.randn(600)
+
+    def error(head: torch.nn.Linear, chunk: int) -> float:
+        monkeypatch.setattr(logprob, "LOGITS_AT_ONCE", 211 * chunk)
+        logp = logprob.token_logprobs(head, states.to(head.weight.dtype), targets, 1.0)
+        (gradient,) = torch.autograd.grad((logp * upstream).sum(), head.weight)
+        return float((gradient.double() - exact).norm() / exact.norm())
+
+    exact = torch.zeros(211, 16, dtype=torch.float64)
+    whole = torch.nn.Linear(16, 211, bias=False, dtype=torch.float64)
+    whole.load_state_dict(head.state_dict())
+    logp = naive(whole, states.double(), targets, 1.0)
+    exact = torch.autograd.grad((logp * upstream).sum(), whole.weight)[0]
+    assert error(head, 4) < 1.5 * error(head, 599)  # added up in bfloat16 it is several times as much
+
+
 def test_a_tied_weight_gets_the_gradient_of_both_its_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     head, _, targets, upstream = problem(torch.float32, False)
     gradients = []

@@ -1,4 +1,4 @@
-"""The scores of a group and the bounds that hold between them (method.md, section 2)."""
+"""The scores of a group and the bounds that hold between them (docs/method.md, section 2)."""
 
 import msgspec
 import numpy as np

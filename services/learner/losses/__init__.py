@@ -1,4 +1,4 @@
-"""The losses on flat tokens (method.md, sections 3.5 and 7): no padding, no I/O, any float type. One file per loss.
+"""The losses on flat tokens (docs/method.md, section 3): no padding, no I/O, any float type. One file per loss.
 
 weights    how much a token counts          (denominators)
 factors    who sampled it                   (terms)

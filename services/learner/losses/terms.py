@@ -13,7 +13,7 @@ def ratio(logp: Tensor, l_old: Tensor) -> Tensor:
 
 
 def importance_weights(l_ref: Tensor, l_gen: Tensor, cap: float) -> Tensor:
-    """min(exp(l_ref - l_gen), cap), no gradient: corrects engine mismatch and lag (method.md, section 6).
+    """min(exp(l_ref - l_gen), cap), no gradient: corrects engine mismatch and lag (docs/method.md, section 5).
 
     Both are frozen with the group, so the weight is the same in every use. cap 0: ones.
     """

@@ -49,8 +49,9 @@ class _Chunked(torch.autograd.Function):
         states, weight, bias, targets, normaliser = ctx.saved_tensors
         for_states, for_weight, for_bias = ctx.needs_input_grad[:3]
         d_states = torch.empty_like(states) if for_states else None
-        d_weight = torch.zeros_like(weight) if for_weight else None
-        d_bias = torch.zeros_like(bias) if for_bias else None
+        summed = torch.promote_types(weight.dtype, torch.float32)  # dozens of chunks added up in bfloat16 lose two bits
+        d_weight = torch.zeros_like(weight, dtype=summed) if for_weight else None
+        d_bias = torch.zeros_like(bias, dtype=summed) if for_bias else None
         for at in range(0, len(targets), ctx.chunk):
             part = slice(at, at + ctx.chunk)
             d = _logits(states[part], weight, bias, ctx.temperature)
@@ -60,10 +61,17 @@ class _Chunked(torch.autograd.Function):
             if d_states is not None:
                 torch.mm(d, weight, out=d_states[part])
             if d_weight is not None:
-                d_weight.addmm_(d.T, states[part])
+                if d_weight.dtype == d.dtype:
+                    d_weight.addmm_(d.T, states[part])
+                else:
+                    d_weight += d.T @ states[part]
             if d_bias is not None:
                 d_bias += d.sum(0)
-        return d_states, d_weight, d_bias, None, None, None
+        return d_states, _cast(d_weight, weight), _cast(d_bias, bias), None, None, None
+
+
+def _cast(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
+    return None if gradient is None or like is None else gradient.to(like.dtype)
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 Bound: a replayed group was stored after every stored group that is not replayed. While each step stores at least K
 groups, every replayed group is one step old.
-Source: arXiv 2609.03941; method.md section 5 on what the paper's "naive" means.
+Source: arXiv 2609.03941; docs/method.md section 4 on what the paper's "naive" means.
 """
 
 from services.replay.policies import Policy
