@@ -159,7 +159,7 @@ class Finish(Message, frozen=True, tag="finish"):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one group under one version of the weights (docs/method.md, section 5). d = log p - l_ref per token."""
+    """Statistics of a group under one version of the weights (docs/method.md, section 5), d = log p - l_ref a token."""
 
     id: str
     tokens: int  # |T|

@@ -1,4 +1,4 @@
-"""The engine gap against the gate: mean (l_ref - l_gen)^2 at lag 0 must stay far below tau (docs/method.md, section 5)."""
+"""The engine gap and the gate: mean (l_ref - l_gen)^2 at lag 0 must stay far below tau (docs/method.md, section 5)."""
 
 from shared.settings import Replay
 

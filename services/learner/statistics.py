@@ -1,4 +1,4 @@
-"""One statistics record per group, from flat token tensors (docs/method.md, sections 2 and 5). Sums are taken in float64."""
+"""One record per group, from flat token tensors (docs/method.md, sections 2 and 5). Sums are taken in float64."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Choosing the replayed groups of one step (docs/method.md, section 3, steps 2 to 4), pure but for the scans it asks for.
+"""Choosing the replayed groups of one step (docs/method.md, section 3, steps 2 to 4), pure but for its scans.
 
     order --> next scan --> records --> gate --> ... --> done: K accepted, or the end
 

@@ -1,7 +1,7 @@
 """What each event does to the state: one function per event, each part of one transaction.
 
-Read `batch_composed` and `step_trained` with docs/method.md section 3 beside them: batch, update, append, evict, in this
-order.
+Read `batch_composed` and `step_trained` with docs/method.md section 3 beside them: batch, update, append, evict, in
+this order.
 """
 
 import logging
