@@ -1,6 +1,5 @@
 """A function in a fresh process: for memory, which no process gives back, and for peers with caches of their own."""
 
-import resource
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -19,16 +18,23 @@ def apart(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def peak_bytes() -> int:
-    """The most that was ever resident of this process, files mapped into memory included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The most that was ever resident of this process, files mapped into memory included.
+
+    Not getrusage: that of a new process begins with what its parent had.
+    """
+    return _status("self", "VmHWM")
 
 
 def own_bytes(pid: int) -> int:
     """What is resident of a process without the files it maps: what it takes from others."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
-    return int(fields["RssAnon"].split()[0]) * 1024
+    return _status(pid, "RssAnon")
 
 
 def resident_bytes(pid: int) -> int:
     """All that is resident of a process."""
     return psutil.Process(pid).memory_info().rss
+
+
+def _status(pid: int | str, field: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))

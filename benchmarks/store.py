@@ -72,7 +72,8 @@ async def _raw(actor: Actor, groups: list[tuple[bytes, bytes]], at_once: int) ->
     for at in range(0, len(groups), at_once):
         pipe = client.pipeline(transaction=False)
         for i, (header, payload) in enumerate(groups[at : at + at_once], at):
-            pipe.set(f"raw:{i}", payload).xadd("raw", {FIELD: header})
+            pipe.set(f"raw:{i}", payload)
+            pipe.xadd("raw", {FIELD: header})
         await pipe.execute()
     seconds = time.perf_counter() - began
     await client.delete("raw", *(f"raw:{i}" for i in range(len(groups))))

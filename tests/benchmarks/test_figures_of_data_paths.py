@@ -1,0 +1,62 @@
+"""Each figure of the data paths at a tiny size: it runs through the real parts and gives numbers."""
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.figure import Figure
+
+
+def are_numbers(figures: list[Figure], names: int) -> bool:
+    """So many figures, all their measurements finite; nothing is as fast as that it takes no time."""
+    assert len({figure.name for figure in figures}) == names
+    return all(math.isfinite(value) and value != 0 for f in figures for value in (*f.ours, *f.peer, *f.ratios))
+
+
+def test_selection() -> None:
+    from benchmarks.selection import measure
+
+    figures = measure(groups=3000, wanted=16, rounds=3, repetitions=2)
+    assert are_numbers(figures, 3)
+    assert figures[2].met, "the bytes of a group's index do not depend on the machine"
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_store() -> None:
+    from benchmarks.store import measure
+
+    assert are_numbers(measure(groups=4, size=2000, in_flight=2, repetitions=1), 3)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_end_to_end() -> None:
+    from benchmarks.end_to_end import measure
+
+    assert are_numbers(measure(batches=1, batch=4, size=2000, repetitions=1), 1)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_swap() -> None:
+    from benchmarks.swap import measure
+
+    assert are_numbers(measure(hidden=64, layers=1, vocabulary=600, repetitions=1), 2)
+
+
+@pytest.mark.slow
+def test_learner() -> None:
+    from benchmarks.learner import measure
+
+    assert are_numbers(measure(groups=2, rollouts=2, tokens=8, hidden=64, layers=1, repetitions=1), 2)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_index_and_retrieval(tmp_path: Any) -> None:
+    from benchmarks import index, retrieval
+
+    assert are_numbers(index.measure(sizes=(300, 600), folder=str(tmp_path)), 4)
+    assert are_numbers(retrieval.measure(passages=600, clients=2, queries=5, repetitions=1, folder=str(tmp_path)), 4)
