@@ -3,6 +3,7 @@
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -43,7 +44,8 @@ def test_an_actor_without_the_learners_folder_follows_every_version(tmp_path: Pa
         assert processes["learner"].wait(400) == 0, logs(tmp_path)
         with redis.Redis.from_url(server.url) as client:
             events = [record for _, record in parse(client.xrange(Keys(NAME).events))]
-            left = sorted(name.decode() for name in client.smembers(chunks.versions_key(Keys(NAME))))
+            names: Any = client.smembers(chunks.versions_key(Keys(NAME)))
+            left = sorted(name.decode() for name in names)
         for name in own:
             processes[name].send_signal(signal.SIGTERM)
             processes[name].wait(20)

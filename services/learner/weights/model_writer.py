@@ -62,7 +62,7 @@ def as_written(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
     if dtype is None or dtype.itemsize >= model.dtype.itemsize:
         yield
         return
-    layers = list(getattr(model.base_model, "layers", ()))
+    layers: list[Any] = list(getattr(model.base_model, "layers", ()))
     inside = {id(p) for layer in layers for p in layer.parameters()}
     originals: dict[Any, list[Tensor]] = {}
 
