@@ -1,6 +1,7 @@
-"""What an actor tells the others about itself, and the watch on its engine."""
+"""What an actor tells the others about itself, and the watch on its engine, from its start on."""
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -12,9 +13,13 @@ import psutil
 import redis.asyncio
 
 from services.actor.engines.engine import Engine, EngineFailed
+from shared.cancellation import stop
 from shared.streams import Keys
+from shared.waiting import LongWait
 
+log = logging.getLogger("headrace")
 TTL_S = 10
+START_S, SLOW_START_S = 3600.0, 60.0  # the longest honest start: a large model from a slow disk, its kernels compiled
 
 
 def actor_name() -> str:
@@ -48,6 +53,21 @@ async def sign_off(client: redis.asyncio.Redis, keys: Keys, name: str) -> None:
         pipe.delete(keys.actor(name))
         pipe.srem(keys.actors, name)
         await pipe.execute()
+
+
+async def start_engine(engine: Engine, deadline_s: float = START_S) -> None:
+    """Start it, and say in the log while that takes long. Raises EngineFailed when it has not come up by then."""
+    starting, wait = asyncio.ensure_future(engine.start()), LongWait(SLOW_START_S)
+    try:
+        while not starting.done():
+            await asyncio.wait({starting}, timeout=min(1.0, deadline_s / 4))
+            if wait.due():
+                log.info("loading the model since %.0f s", wait.seconds)
+            if wait.seconds > deadline_s and not starting.done():
+                raise EngineFailed(f"the {engine.name} engine has not loaded the model within {deadline_s:g} s")
+    finally:
+        await stop(starting)
+    starting.result()
 
 
 async def watch_engine(engine: Engine, busy: Callable[[], bool], deadline_s: float) -> None:

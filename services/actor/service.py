@@ -118,7 +118,7 @@ class Actor:
         directory = find_model(c.model.path)
         codec = await asyncio.to_thread(Codec, directory)
         started = time.monotonic()
-        await self.engine.start()
+        await heartbeat.start_engine(self.engine)
         if c.env.kind == "search":
             self._retriever = Retriever.of(c, on_retry=metrics.RETRIES.inc, latency=parse_latency(c.env.latency))
         retriever = self._retriever
