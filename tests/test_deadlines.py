@@ -5,12 +5,14 @@ rest: events, queues, futures, processes, threads, pipes, locks, HTTP clients, a
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+COLLECTIVE = {"broadcast", "all_gather", "all_reduce", "gather", "barrier", "scatter", "recv", "new_group"}
 SEEN_THROUGH = {"wait", "join", "get", "acquire", "readline", "communicate"}  # waits, where they are called bare
 
 UNBOUNDED: dict[tuple[str, str], str] = {
@@ -81,7 +83,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "a swap has weights.swap_timeout_s; loading takes what the disk takes",
     (
         "services/actor/engines/vllm_engine.py:VllmEngine._outputs",
-        "self._llm.generate(prompt, parameters, f'r{next(self._names)}')",
+        "self._llm.generate(prompt, parameters, name, lora_request=self._adapter)",
     ): "watch_engine; and the group's deadline cancels it",
     (
         "services/actor/engines/vllm_engine.py:VllmEngine._request",
@@ -120,9 +122,83 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "select has seen the line, which is written in one piece",
     ("shared/rewards/equality_pool.py:Worker.kill", "self._process.wait()"): "it was killed",
     ("cli/run/warden.py:Warden.close", "self._process.wait()"): "it was killed",
+    ("services/learner/ranks/members.py:Ranks._reduced", "dist.all_reduce(value, how, group=self.group)"): "PATIENCE",
+    ("services/learner/ranks/members.py:Ranks.all", "dist.all_gather(parts, own, group=self.group)"): "PATIENCE",
+    (
+        "services/learner/ranks/members.py:Ranks.all",
+        "dist.all_gather(sizes, torch.tensor([len(message)]), group=self.group)",
+    ): "PATIENCE",
+    (
+        "services/learner/ranks/members.py:Ranks.tell",
+        "dist.broadcast(size, 0, group=self.orders)",
+    ): "an order comes when there is work; a rank 0 that ends takes the others with it",
+    (
+        "services/learner/ranks/members.py:Ranks.tell",
+        "dist.broadcast(data, 0, group=self.orders)",
+    ): "its size was told",
+    (
+        "services/learner/ranks/launch.py:run_ranks",
+        "while not (ended := [rank for rank, process in enumerate(ranks) if process.poll() is not None])",
+    ): "the learner lasts as long as its ranks; one that hangs ends another by PATIENCE",
+    ("cli/chaos/proxy.py:Link._pump", "while (data := (await reader.read(CHUNK)))"): "`cut` and `close` end it",
+    ("cli/chaos/session.py:ChaosSession._until", "while not condition()"): "a watcher; the session stops it",
+    ("shared/cancellation.py:to_the_end", "asyncio.wait({task})"): "the work bounds its own time",
+    ("shared/rewards/equality.py:_Verdicts.get", "with self._lock"): "a dictionary's moment",
+    ("shared/rewards/equality.py:_Verdicts.put", "with self._lock"): "a dictionary's moment",
+    ("shared/rewards/equality_pool.py:Pool._give_back", "with self._lock"): "a list's moment",
+    ("shared/rewards/equality_pool.py:Pool._take", "with self._lock"): "a list's moment",
+    ("shared/rewards/equality_pool.py:Pool.stop", "with self._lock"): "a list's moment",
+    (
+        "cli/bench.py:_measure",
+        "subprocess.run(command, stdout=subprocess.PIPE, check=True)",
+    ): "a figure takes as long as it takes, in front of a person",
     ("cli/glance.py:_groups", "await saved"): "a Redis command, under its name",
     ("cli/glance.py:_groups", "await last"): "a Redis command, under its name",
     ("cli/glance.py:_length", "await reply"): "a Redis command, under its name",
+}
+
+# what is called in a thread ends by itself: what bounds it
+FILE, COMPUTES = "reads or writes files of a known size", "computes"
+IN_THREADS: dict[str, str] = {
+    "Codec": FILE,
+    "_changed": COMPUTES,
+    "_finish": FILE,
+    "_has": FILE,
+    "_is_whole": FILE,
+    "_question": FILE,
+    "_served_index": "its request has a time limit",
+    "_stat": FILE,
+    "_write": FILE,
+    "answer_classes": "each comparison has its time limit",
+    "AsyncLLM.from_engine_args": "the actor's start_engine",
+    "chunks.read": FILE,
+    "directory.is_dir": FILE,
+    "forget": FILE,
+    "lease.release": "Redis commands",
+    "lease.try_claim": "Redis commands, and nvidia-smi with a time limit",
+    "llm.shutdown": "is given 2 s",
+    "path.read_bytes": FILE,
+    "read_weights": FILE,
+    "refuse_strangers": "Redis commands, over at most LOOKED_AT keys",
+    "render": COMPUTES,
+    "self._arguments": "imports",
+    "self._root.mkdir": FILE,
+    "self._thread.join": "is given 4 s",
+    "together": FILE,
+    "wait_until_up": "is given how long",
+    "weights.verify": FILE,
+}
+# what is gathered are tasks that were cancelled, or that bound themselves
+GATHERED: dict[str, str] = {
+    "cli/chaos/proxy.py:Link.close": "cancelled",
+    "cli/chaos/session.py:ChaosSession._hurt": "each fault has its seconds",
+    "cli/run/processes.py:Supervisor.stop": "every process is given KILL_S",
+    "services/actor/engines/vllm_engine.py:VllmEngine.score": "see _outputs",
+    "services/actor/group.py:_play_all": "cancelled",
+    "services/actor/retrieval.py:Retriever._answer": "each request has env.timeout_s and env.retries",
+    "services/actor/tasks.py:Tasks.stop": "cancelled",
+    "services/env_search/app.py:Retriever.retrieve": "the request has a deadline",
+    "services/env_search/app.py:create_app.lifespan": "cancelled",
 }
 
 
@@ -137,11 +213,19 @@ def waits_in(source: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.wait_for" and len(node.args) == 2:
             bounded = True
         if not bounded and _waits(node):
-            yield function, ast.unparse(node.iter if isinstance(node, ast.For | ast.AsyncFor) else node)
+            yield function, _spoken(node)
         for child in ast.iter_child_nodes(node):
             yield from visit(child, function, bounded)
 
     yield from visit(ast.parse(source), "", False)
+
+
+def _spoken(node: ast.AST) -> str:
+    if isinstance(node, ast.For | ast.AsyncFor):
+        return ast.unparse(node.iter)
+    if isinstance(node, ast.With | ast.While):
+        return ast.unparse(node).partition(":\n")[0]
+    return ast.unparse(node)
 
 
 def _waits(node: ast.AST) -> bool:
@@ -154,7 +238,17 @@ def _waits(node: ast.AST) -> bool:
         return ast.unparse(node.iter) == "sys.stdin"
     if isinstance(node, ast.AsyncFor):
         return True
+    if isinstance(node, ast.With):  # a lock: whoever holds it may be waiting too
+        return any(re.search(r"lock\)?$", ast.unparse(item.context_expr), re.IGNORECASE) for item in node.items)
+    if isinstance(node, ast.While):  # asks again and again, and nothing in it ends that but what it waits for
+        return _polls(node)
     return isinstance(node, ast.Call) and _call_waits(node)
+
+
+def _polls(loop: ast.While) -> bool:
+    text = ast.unparse(loop)
+    sleeps = re.search(r"\b(time|asyncio)\.sleep\(", text)
+    return bool(sleeps) and not re.search(r"monotonic|deadline|\.due\(|while True", text)
 
 
 def _call_waits(call: ast.Call) -> bool:
@@ -169,7 +263,8 @@ def _call_waits(call: ast.Call) -> bool:
     bare = not call.args and set(given) <= {"block"} and "." in name
     return (
         (bare and method in SEEN_THROUGH)
-        or (name == "asyncio.wait")
+        or (name in ("asyncio.wait", "asyncio.gather", "asyncio.to_thread"))
+        or (name.startswith("dist.") and method in COLLECTIVE)
         or (name.startswith("subprocess.") and method in ("run", "call", "check_call", "check_output"))
         or (bare and method == "result" and "submit(" in name)
         or method in ("urlopen", "AsyncClient", "create_connection")
@@ -187,7 +282,13 @@ def found() -> set[tuple[str, str]]:
     for folder in ("services", "shared", "cli"):
         for file in (ROOT / folder).rglob("*.py"):
             for function, what in waits_in(file.read_text()):
-                out.add((f"{file.relative_to(ROOT)}:{function}", what))
+                place = f"{file.relative_to(ROOT)}:{function}"
+                threaded = re.match(r"asyncio\.to_thread\(([\w.]+)", what)
+                if (threaded and threaded[1] in IN_THREADS) or (
+                    what.startswith("asyncio.gather(") and place in GATHERED
+                ):
+                    continue
+                out.add((place, what))
     return out
 
 
@@ -214,6 +315,13 @@ def found() -> set[tuple[str, str]]:
         ("async def f():\n  await asyncio.wait_for(event.wait(), 2)", False),
         ("async def f():\n  await queue.put(1)", True),
         ("async def f():\n  async for x in stream:\n    pass", True),
+        ("dist.all_reduce(value)", True),
+        ("async def f():\n  await asyncio.to_thread(work)", True),
+        ("async def f():\n  await asyncio.gather(one, other)", True),
+        ("with self._lock:\n  pass", True),
+        ("with file.open() as f:\n  pass", False),
+        ("while not there():\n  time.sleep(1)", True),
+        ("while not there() and time.monotonic() < end:\n  time.sleep(1)", False),
         ("fcntl.flock(f, fcntl.LOCK_EX)", True),
         ("fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)", False),
     ],
