@@ -12,6 +12,9 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
+
+import psutil
 
 from services.learner.stop import PATIENCE_S
 
@@ -46,8 +49,11 @@ def run_ranks(count: int) -> int:
         time.sleep(_LOOK_S)
     first = ended[0]
     status = ranks[first].returncode
-    if first:
+    if first or status:
         log.error("rank %d ended with status %d: the learner stops", first, status)
+        if stopped := [rank for rank, process in enumerate(ranks) if _is_stopped(process)]:
+            log.error("rank %s does not run: it was stopped, or waits for a device", ", ".join(map(str, stopped)))
+    if first:
         ranks[0].terminate()  # it may be about to finish a write
         deadline = time.monotonic() + PATIENCE_S + 1
         while ranks[0].poll() is None and time.monotonic() < deadline:
@@ -56,6 +62,13 @@ def run_ranks(count: int) -> int:
         process.kill()
         process.wait()
     return status if status == 2 or (first == 0 and status == 0) else 1
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the system has it stopped, or in a sleep that no signal ends."""
+    with suppress(psutil.Error):
+        return psutil.Process(process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)
+    return False
 
 
 def _die_with_parent() -> None:

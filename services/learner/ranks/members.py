@@ -12,8 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# rank 0 may wait for groups for a long time, and the others for it; a rank that dies is noticed by who started it
-PATIENCE = timedelta(days=7)
+# Rank 0 may wait for groups for a long time, and the others for its next order. In all the rest ranks come together
+# as soon as the slowest has computed, fetched or written its part: one that does not come by then hangs. Who waits for
+# it ends, and with it the job; a rank that dies is noticed at once by who started it.
+ORDER_PATIENCE = timedelta(days=7)
+PATIENCE = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Ranks:
     rank: int = 0
     count: int = 1
     group: Any = None  # gloo
+    orders: Any = None  # the same, for what may be waited for long
 
     @property
     def leads(self) -> bool:
@@ -41,11 +45,11 @@ class Ranks:
     def tell(self, message: bytes = b"") -> bytes:
         """Rank 0's message, on every rank."""
         size = torch.tensor([len(message)])
-        dist.broadcast(size, 0, group=self.group)
+        dist.broadcast(size, 0, group=self.orders)
         if not int(size):
             return b""
         data = torch.frombuffer(bytearray(message or bytes(int(size))), dtype=torch.uint8)
-        dist.broadcast(data, 0, group=self.group)
+        dist.broadcast(data, 0, group=self.orders)
         return data.numpy().tobytes()
 
     def all(self, message: bytes) -> list[bytes]:
@@ -77,4 +81,5 @@ def join(device: torch.device) -> Ranks:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-    return Ranks(dist.get_rank(), count, dist.new_group(backend="gloo", timeout=PATIENCE))
+    group, orders = [dist.new_group(backend="gloo", timeout=limit) for limit in (PATIENCE, ORDER_PATIENCE)]
+    return Ranks(dist.get_rank(), count, group, orders)
