@@ -46,17 +46,17 @@ def peak(transport: str, dtype: str, layers: int, hidden: int, vocabulary: int) 
 def measure(*, layers: int = 24, hidden: int = 512, vocabulary: int = 32000) -> list[Figure]:
     """Each form in a process of its own."""
     figures = []
-    for name, transport, dtype in (
-        ("as it is", "folder", "model"),
-        ("as bfloat16", "folder", "bfloat16"),
-        ("through Redis", "redis", "model"),
+    for name, transport, dtype, at_most in (
+        ("as it is", "folder", "model", 1.0),
+        ("as bfloat16", "folder", "bfloat16", 1.5),  # the embeddings stay rounded while layer after layer is
+        ("through Redis", "redis", "model", 1.0),
     ):
         say(name)
         extra, group, size = apart(peak, transport, dtype, layers, hidden, vocabulary)
         note = f"the model has {size / MIB:.0f} MiB: {extra / size:.3f} of it"
         figures.append(
             Figure(name=f"publishing {name}, peak memory", unit="MiB", ours=[extra / MIB], peer=[group / MIB],
-                   against="the largest group of parameters", at_most=1.25, note=note)
+                   against="the largest group of parameters", at_most=at_most, note=note)
         )  # fmt: skip
     return figures
 
