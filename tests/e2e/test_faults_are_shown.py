@@ -205,13 +205,14 @@ async def redis_without_room(w: World) -> AsyncIterator[None]:
     async with w.serving():
         wire = w.wire()
         resource.prlimit(w.server.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        calls = []
         for _ in range(2):  # the server finds out when it writes
-            call = asyncio.create_task(wire.call(lambda: wire.client.set("x", 1)))
+            calls.append(asyncio.create_task(wire.call(lambda: wire.client.set("x", 1))))
             await asyncio.sleep(0.2)
         await until(lambda: w.value("headrace_replay_redis_wait_seconds", why="disk") > 0)
         yield
-        resource.prlimit(w.server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        await call
+        resource.prlimit(w.server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await asyncio.gather(*calls)
         await until(lambda: w.value("headrace_replay_redis_wait_seconds", why="disk") == 0)
 
 

@@ -1,14 +1,14 @@
 """Every batch obeys the method (docs/method.md, section 3; the lag bound: docs/design.md, section 7).
 
     fresh    the b arrived groups of smallest (due, number), none later than max_lag allows
-    order    stored groups by cached Headroom, descending (naive: newest first); none passed over but by the gate
+    order    the policy's, of the stored groups (see ORDERS); none passed over but by the gate
     gate     Drift <= tau in the scan that the step rests on
     replay   the first K accepted, cut to whole units; never a group of the same step
     append   only after the step: mixed groups, in order; evict FIFO beyond capacity
 
-What replay stores is followed in a shadow of its own and compared with replay:buffer at each batch. For policies
-other than `headroom_drift`, `headroom_only`, `naive` and `none`, under `replay.free_refresh` and `adaptive_tau`, only
-the lag, one use as fresh and no replay in the same step are judged.
+What replay stores is followed in a shadow of its own and compared with replay:buffer at each batch. Of `uniform`, whose
+order is drawn, the number and the storing are judged. For policies that are not in ORDERS, under `replay.free_refresh`
+and `adaptive_tau`, only the lag, one use as fresh and no replay in the same step are.
 """
 
 import math
@@ -19,9 +19,6 @@ from shared.config import Config
 from shared.messages import TRAIN, Batch, GroupHeader, Hello, Record, Result, Scan, ScanResult, Sync, Task, Trained
 from shared.versions import Version
 
-KNOWN = ("headroom_drift", "headroom_only", "naive", "none")
-BY_HEADROOM, GATED = ("headroom_drift", "headroom_only"), "headroom_drift"
-
 
 @dataclass
 class Stored:
@@ -29,6 +26,38 @@ class Stored:
 
     sequence: int
     headroom: float  # cached
+    right: int
+    scored: int
+
+
+def _highest_headroom(group: Stored) -> tuple[float, int]:
+    return -group.headroom, group.sequence
+
+
+def _newest(group: Stored) -> tuple[float, int]:
+    return 0.0, -group.sequence
+
+
+def _most_wrong(group: Stored) -> tuple[float, int]:
+    return -(group.scored - group.right) / group.scored, -group.sequence
+
+
+def _most_varied(group: Stored) -> tuple[float, int]:
+    return -group.right * (group.scored - group.right) / group.scored**2, -group.sequence
+
+
+ORDERS = {  # smallest first
+    "headroom_drift": _highest_headroom,
+    "headroom_only": _highest_headroom,
+    "drift_only": _newest,
+    "fail_rate": _most_wrong,
+    "variance": _most_varied,
+    "naive": _newest,
+    "uniform": _newest,
+    "none": _newest,
+}
+GATED = ("headroom_drift", "drift_only", "fail_rate", "variance")
+SCANNED = (*GATED, "headroom_only")
 
 
 @dataclass(frozen=True)
@@ -47,9 +76,9 @@ class BatchesObeyTheMethod:
         self.broken: list[str] = []
         self.counts = {"batches": 0, "scanned": 0}
         self._c = config
-        self._followed = config.replay.policy in KNOWN and not config.replay.free_refresh
+        self._followed = config.replay.policy in ORDERS and not config.replay.free_refresh
         self._followed &= config.replay.adaptive_tau == 0
-        self._gated = config.replay.policy == GATED
+        self._gated = config.replay.policy in GATED
         self._step, self._version = 0, Version(-1, 0)
         self._min_version: dict[str, int] = {}  # of each task's last attempt
         self._headers: dict[bytes, GroupHeader] = {}  # not filed yet, by entry
@@ -149,7 +178,8 @@ class BatchesObeyTheMethod:
             record = records.get(id)
             reference = record.headroom_ref if record is not None else None
             headroom = arrived.header.headroom if reference is None else reference
-            self._stored[id] = Stored(self._inserted, headroom)
+            right, scored = arrived.header.right, len(arrived.header.scored)
+            self._stored[id] = Stored(self._inserted, headroom, right, scored)
             self._inserted += 1
         for id in trained.rejected:
             self._stored.pop(id, None)
@@ -204,7 +234,9 @@ class BatchesObeyTheMethod:
     def _select(self, batch: Batch) -> list[str] | None:
         """The groups that order and gate give; cached scores and unreadable groups are seen to. None: said already."""
         policy, wanted = self._c.replay.policy, self._c.replay_groups
-        scans = policy in BY_HEADROOM
+        if policy == "uniform":
+            return self._drawn(batch, min(wanted, len(self._stored)))
+        scans = policy in SCANNED
         accepted: list[str] = []
         for id in batch.replay:
             if self._gated and (record := self._records.get(id)) and record.drift > self._c.replay.tau:
@@ -219,7 +251,7 @@ class BatchesObeyTheMethod:
             elif record is None and id in self._requested:
                 del self._stored[id]  # not readable: discarded, and counted as rejected
             elif record is None:
-                self._say(batch, f"passes over {id}, of cached Headroom {self._stored[id].headroom:.4f}, unscanned")
+                self._say(batch, f"passes over {id}, which comes before others in the order, unscanned")
                 return None
             elif record.tokens < 1 or not math.isfinite(record.drift + record.headroom):
                 del self._stored[id]
@@ -231,11 +263,18 @@ class BatchesObeyTheMethod:
         self.counts["scanned"] += len(self._records)
         return accepted[: len(accepted) - len(accepted) % self._c.replay.unit]
 
+    def _drawn(self, batch: Batch, number: int) -> list[str] | None:
+        """What was drawn, where it is so many stored groups."""
+        number -= number % self._c.replay.unit
+        if len(batch.replay) == len(set(batch.replay)) == number and set(batch.replay) <= set(self._stored):
+            return batch.replay
+        self._say(batch, f"replays {batch.replay}, and {number} different stored groups are due")
+        return None
+
     def _order(self) -> list[str]:
-        """Best first; equal ones in the order of insertion."""
-        if self._c.replay.policy == "naive":
-            return sorted(self._stored, key=lambda id: -self._stored[id].sequence)
-        return sorted(self._stored, key=lambda id: (-self._stored[id].headroom, self._stored[id].sequence))
+        """Best first."""
+        key = ORDERS[self._c.replay.policy]
+        return sorted(self._stored, key=lambda id: key(self._stored[id]))
 
     def _say(self, batch: Batch, what: str) -> None:
         self.broken.append(f"the batch of step {batch.step} {what}.")
