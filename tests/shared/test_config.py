@@ -37,6 +37,7 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--rollout.group_size", "1"], "greater than or equal to 2 (given: 1)"),
         (["--learner.lr", "fast"], "'learner.lr'"),
         (["--rollout.top_p", "0.9"], "biased"),
+        (["--rollout.top_k", "20"], "biased"),
         (["--rollout.max_tokens", "100"], "exceeds rollout.max_tokens = 100"),
         (["--actor.exact", "true"], "actor.exact is of the torch engine, and actor.engine = 'auto'"),
         (["--replay.capacity", "4", "--learner.batch", "16"], "cannot hold the replay.select = 8 groups"),
