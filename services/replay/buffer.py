@@ -88,7 +88,7 @@ class Buffer:
 
     def ids(self, slots: NDArray[np.intp]) -> list[str]:
         """The group ids in these slots."""
-        return [self._ids[slot] for slot in slots]
+        return [self._ids[slot] for slot in slots.tolist()]
 
     def row(self, id: str) -> Row:
         """A copy of one group's columns."""
