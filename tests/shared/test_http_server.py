@@ -14,10 +14,11 @@ LIMIT = 4
 
 async def test_connections_beyond_the_limit_are_answered_with_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "CONNECTIONS", LIMIT)
-    app, held = FastAPI(), asyncio.Event()
+    app, held, began = FastAPI(), asyncio.Event(), []
 
     @app.get("/held")
     async def answer() -> str:
+        began.append(1)
         await held.wait()
         return "at last"
 
@@ -34,9 +35,12 @@ async def test_connections_beyond_the_limit_are_answered_with_503(monkeypatch: p
         assert (await client.get("/")).status_code == 200
         waiting = [asyncio.create_task(client.get("/held")) for _ in range(LIMIT - 1)]
         async with asyncio.timeout(10):
-            while (await client.get("/")).status_code != 503:
+            while len(began) < LIMIT - 1:
                 await asyncio.sleep(0.02)
+        assert (await client.get("/")).status_code == 503
         held.set()
         assert [(await answer).status_code for answer in waiting] == [200] * (LIMIT - 1)
-        assert (await client.get("/")).status_code == 200
+        async with asyncio.timeout(10):
+            while (await client.get("/")).status_code != 200:  # the others' connections are being closed
+                await asyncio.sleep(0.02)
     await stop(serving)
