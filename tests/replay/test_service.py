@@ -14,9 +14,9 @@ from services.replay.service import Replay
 from services.replay.state import Store
 from shared import events
 from shared.cancellation import stop
-from shared.config import build
-from shared.messages import Hello, encode
-from shared.streams import Inbox, Keys
+from shared.config import Config, build
+from shared.messages import EVAL, Hello, Task, decode, encode
+from shared.streams import Entry, Inbox, Keys
 from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
 
@@ -182,6 +182,39 @@ async def test_evaluation_frames_the_run_and_its_rounds_are_complete(make_config
     assert evals[0]["version_max"] == [0, 0] and evals[12]["version_min"][1] == 12
     first_step = min(i for i, r in enumerate(records) if r["kind"] == "step")
     assert [r["kind"] for r in records].index("eval") < first_step, "the baseline is in before the first step"
+
+
+class SlowAtEvaluating(PeerActor):
+    """Answers rounds between the first and the last only when `trained` is set."""
+
+    def __init__(self, url: str, config: Config) -> None:
+        super().__init__(url, config, seed=3)
+        self.slots, self.trained, self.withheld = 1000, asyncio.Event(), 0
+        self._last = config.run.steps
+
+    async def _answer(self, entry: Entry) -> None:
+        task = decode(entry.data, Task)
+        if task.kind == EVAL and task.round not in (0, self._last):
+            self.withheld += 1
+            await self.trained.wait()
+        await super()._answer(entry)
+
+
+@pytest.mark.slow
+async def test_an_evaluation_that_takes_long_does_not_keep_the_weights_from_moving(make_config):
+    """Reported against prime-rl."""
+    config = make_config(run={"steps": 8}, eval={"every": 3}, replay={"policy": "none", "max_lag": 0})
+    learner, actor = PeerLearner(config.redis.url, config), SlowAtEvaluating(config.redis.url, config)
+    service = new_replay(config, Questions(1))
+    tasks = [asyncio.create_task(work.run()) for work in (service, learner, actor)]
+    async with asyncio.timeout(60):
+        while len(learner.trained) < 8:
+            await asyncio.sleep(0.02)
+        assert actor.withheld >= 2 and not learner.finished, "rounds 3 and 6 are open all the while"
+        actor.trained.set()
+        while not learner.finished:
+            await asyncio.sleep(0.02)
+    await stop(*tasks)
 
 
 async def test_payloads_of_groups_nobody_needs_are_deleted_after_the_checkpoint(make_config):
