@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,7 +29,7 @@ from services.learner.talk.post import Post
 from services.learner.weights.room import PROBE_BYTES, until_written
 from services.replay.http import make_app
 from services.replay.service import Replay
-from shared import streams
+from shared import redis_client, streams
 from shared.cancellation import stop
 from shared.config import Config, build
 from shared.http_server import listen, serve_http
@@ -184,6 +185,20 @@ async def redis_that_is_away(w: World) -> AsyncIterator[None]:
         await waiting
         post.client.close()
         await until(lambda: w.value("headrace_replay_redis_wait_seconds", why="away") == 0)
+
+
+@asynccontextmanager
+async def redis_that_is_silent(w: World) -> AsyncIterator[None]:
+    """It keeps its connections, and a read that it was given blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(redis_client._OPTIONS, "socket_timeout", 2.0)
+        async with w.serving():
+            w.server.send_signal(signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                w.server.send_signal(signal.SIGCONT)
+            await until(lambda: w.value("headrace_replay_redis_wait_seconds", why="away") == 0)
 
 
 @asynccontextmanager
@@ -359,6 +374,11 @@ FAULTS = [
         },
         "Redis does not answer; the replay service of {run_dir} does, and waits for Redis",
         redis_that_is_away,
+    ),
+    Shown(
+        {metric("replay_redis_wait_seconds", why="away"): positive},
+        "Redis does not answer; the replay service of {run_dir} does, and waits for Redis",
+        redis_that_is_silent,
     ),
     Shown(
         {metric("actor_redis_wait_seconds", why="memory"): positive, metric("actor_redis_outages_total"): 1},
