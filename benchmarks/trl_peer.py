@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]  it has an environment of its own
 
 
 class Steps(TrainerCallback):
