@@ -64,6 +64,8 @@ def test_a_run_that_is_killed_in_every_part_ends_with_the_bits_of_one_that_is_no
     whole, killed = (ending(folder / name) for name in ("calm", "hurt"))  # of one length: payloads hold them
     assert killed["lineages"] >= 3 > whole["lineages"]
     assert sum(line["replay"] != [] for line in whole["ledger"]) > STEPS / 2, "replay is part of it"
+    gates = [line["acceptance"] for line in read_records(folder / "calm" / "metrics.jsonl") if line["scanned"]]
+    assert 0 < min(gates) < 1, "and so is the gate"
     for part in ("ledger", "counters", "buffer"):
         assert repr(killed[part]) == repr(whole[part]), part  # a group that was never scanned has no number for Drift
     assert_same_bits(whole["state"], killed["state"], "trainer_state")
