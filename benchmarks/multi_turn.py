@@ -48,9 +48,9 @@ def measure(*, batch: int = 16, latency_s: float = 0.1, steps: int = 12, repetit
     ]  # fmt: skip
 
 
-def plain_loop(batch: int, latency_s: float, steps: int, seed: int) -> tuple[float, int]:
+def plain_loop(batch: int, latency_s: float, steps: int, seed: int, threads: int = 2) -> tuple[float, int]:
     """(seconds, sampled tokens) of the steps behind the warm-up."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(ATLAS / "policy")
     model = Qwen2ForCausalLM.from_pretrained(ATLAS / "policy", dtype=torch.float32)

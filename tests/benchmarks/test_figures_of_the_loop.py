@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from benchmarks import against_trl, async_over_sync, bubble, growth, hidden_scan, multi_turn, real_arms
+from benchmarks import against_trl, async_over_sync, bubble, growth, hidden_scan, real_arms
 from benchmarks.figure import Figure
 from benchmarks.load import WARM_UP, Load
 from benchmarks.simulated import simulate
@@ -58,11 +58,6 @@ def test_growth_is_an_exponent_of_each_part_along_each_axis_with_a_table_and_a_p
 def test_an_exponent_is_the_power_of_the_size():
     assert growth.exponent({10: 3.0, 100: 300.0, 1000: 30_000.0}) == pytest.approx(2.0)
     assert growth.exponent({10: 3.0, 100: 3.0}) == pytest.approx(0.0)
-
-
-def test_the_plain_loop_takes_time_for_each_search_and_samples_tokens():
-    seconds, tokens = multi_turn.plain_loop(1, 0.01, 1, 0)
-    assert seconds > 0.01 and tokens > multi_turn.GROUP_SIZE
 
 
 def test_without_an_environment_that_has_trl_nothing_is_held_against_it():
