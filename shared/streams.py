@@ -253,9 +253,10 @@ def bury(pipe: Any, keys: Keys, source: str, reason: str, data: bytes) -> None:
 # acknowledgement when the group is there already (a task reclaimed while its first actor was merely slow). The payload
 # is set beside its place in the same transaction, and given its name here: as an argument it would be copied into Lua,
 # which takes the server many times as long as the SET. Payloads leave a share of the server's memory to messages: what
-# frees memory has to be said first. Returns whether it was stored, and whether half of the memory was seen to be free.
+# frees memory has to be said first. Returns whether it was stored, and the bytes that were free for payloads (-1: not
+# asked, or no limit).
 _STORE_GROUP = """
-local stored, roomy = 1, 0
+local stored, room = 1, -1
 if ARGV[3] == '1' then
   if ARGV[4] ~= '' then
     local memory = redis.call('INFO', 'memory')
@@ -265,7 +266,7 @@ if ARGV[3] == '1' then
       redis.call('DEL', KEYS[1])
       return redis.error_reply('OOM no room for a payload')
     end
-    if limit == 0 or used < limit / 2 then roomy = 1 end
+    if limit > 0 then room = math.floor(limit * ARGV[4] - used) end
   end
   stored = redis.call('RENAMENX', KEYS[1], KEYS[2])
   if stored == 0 then redis.call('DEL', KEYS[1]) end
@@ -273,10 +274,12 @@ end
 if stored == 1 then redis.call('XADD', KEYS[3], '*', 'm', ARGV[1]) end
 redis.call('XACK', KEYS[4], 'actors', ARGV[2])
 redis.call('XDEL', KEYS[4], ARGV[2])
-return {stored, roomy}
+return {stored, room}
 """
 TOGETHER = 16  # groups in one transaction, at most
-ROOMY_S = 0.2  # for so long a server that was half empty is not asked again, which takes it as long as all the rest
+# The server is asked for its memory, which takes it as long as all the rest, once in so long or in so large a share of
+# what was free: not even this many actors together fill what is kept for messages in between.
+ASK_AGAIN_S, ASK_AGAIN_SHARE = 0.2, 1 / 256
 
 
 @dataclass(eq=False)
@@ -298,7 +301,7 @@ class GroupStore:
     def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
         self._client, self._keys = client, keys
         self._writing, self._waiting = asyncio.Lock(), list[_Stored]()
-        self._roomy_until = 0.0
+        self._ask_at, self._unasked = 0.0, 0.0  # the time, and the bytes that may be stored until then
 
     async def store(self, group: str, header: bytes, payload: bytes, task_entry: bytes) -> bool:
         """True if written, False if the group was there already. An empty payload stores a failure's header alone.
@@ -319,7 +322,8 @@ class GroupStore:
 
     async def _write(self, groups: list[_Stored]) -> None:
         """Where this fails as a whole, each of the others tries for itself."""
-        share = PAYLOAD_SHARE if time.monotonic() >= self._roomy_until else ""
+        self._unasked -= sum(len(group.payload) for group in groups)
+        share = PAYLOAD_SHARE if time.monotonic() >= self._ask_at or self._unasked < 0 else ""
         beside, evals = self._keys.payload(""), list[int]()
         async with self._client.pipeline(transaction=True) as pipe:
             for group in groups:
@@ -332,8 +336,9 @@ class GroupStore:
             replies = await pipe.execute(raise_on_error=False)
         for group, reply in zip(groups, (replies[i] for i in evals), strict=True):
             group.outcome = reply if isinstance(reply, Exception) else bool(reply[0])
-            if not isinstance(reply, Exception) and reply[1]:
-                self._roomy_until = time.monotonic() + ROOMY_S
+            if share and group.payload and not isinstance(reply, Exception):
+                self._ask_at = time.monotonic() + ASK_AGAIN_S
+                self._unasked = float("inf") if reply[1] < 0 else reply[1] * ASK_AGAIN_SHARE
 
 
 def _group_is_missing(error: ResponseError) -> bool:

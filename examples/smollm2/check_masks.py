@@ -93,12 +93,14 @@ def check_rollout(payload: Payload, i: int, tokenizer: Tokenizer, counts: Counts
 
 def stored_payloads(folder: Path, run: str) -> Iterator[Payload]:
     """Each payload that was ever written, in order, once."""
-    prefix, seen = Keys(run).payload("").encode(), set()
+    prefix, seen, beside = Keys(run).payload("").encode(), set[bytes](), b""
     for file in sorted(folder.glob("*.incr.aof"), key=lambda f: int(f.name.split(".")[-3])):
         for command in commands(file.read_bytes()):
-            if command[0].upper() == b"SET" and command[1].startswith(prefix) and command[1] not in seen:
-                seen.add(command[1])
-                yield decode_payload(command[2], run)
+            if command[0].upper() == b"SET" and command[1] == prefix:
+                beside = command[2]  # it gets its name in the same transaction
+            elif command[0].upper() == b"RENAMENX" and command[1] == prefix and command[2] not in seen:
+                seen.add(command[2])
+                yield decode_payload(beside, run)
 
 
 def commands(data: bytes) -> Iterator[list[bytes]]:

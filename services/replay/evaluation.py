@@ -27,6 +27,11 @@ def round_open(state: State, round: int) -> bool:
     return round in state.counters.evals and round not in state.counters.evals_done
 
 
+def any_open(state: State) -> bool:
+    """Whether any round is: a run does not end before all are over."""
+    return any(round_open(state, round) for round in state.counters.evals)
+
+
 def start_round(config: Config, state: State, held_out: PromptSource | None, round: int) -> list[Task]:
     """The tasks of a round that is due and was not started yet."""
     if held_out is None or round in state.counters.evals or not round_due(config, round):

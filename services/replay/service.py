@@ -212,7 +212,7 @@ class Replay:
             return
         transitions.issue_tasks(self.config, state, tx, self.policy, self.train, self.held_out)
         if c.step >= self.config.run.steps:
-            if not evaluation.round_open(state, c.step):
+            if not evaluation.any_open(state):
                 transitions.run_finished(state, tx)
             return
         # a learner that resumed trains what it has batches for first; the first evaluation comes before the first batch

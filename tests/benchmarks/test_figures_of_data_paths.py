@@ -50,7 +50,9 @@ def test_swap() -> None:
 def test_learner() -> None:
     from benchmarks.learner import measure
 
-    assert are_numbers(measure(groups=2, rollouts=2, tokens=8, hidden=64, layers=1, repetitions=1), 2)
+    speed, memory = measure(groups=2, rollouts=2, tokens=8, hidden=64, layers=1, repetitions=1)
+    assert are_numbers([speed], 1)
+    assert memory.ours[0] >= 0  # so small a step may fit into what the process has already
 
 
 @pytest.mark.e2e

@@ -50,6 +50,7 @@ class Tap:
         self.error: Exception | None = None
         self._run_dir, self._keys = run_dir, Keys(run_dir.name)
         self._payload = self._keys.payload("").encode()
+        self._beside: dict[bytes, bytes] = {}  # what was set and has not got its name yet
         self._listening = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -109,9 +110,11 @@ class Tap:
     def _payload_command(self, command: bytes, arguments: list[bytes], sender: bytes) -> None:
         seen = self.seen
         if command == b"SET":
-            id = arguments[0].removeprefix(self._payload).decode()
-            seen.payloads[id] = decode_payload(arguments[1], self._run_dir.name)
-            seen.sizes[id] = len(arguments[1])
+            self._beside[arguments[0]] = arguments[1]
+        elif command == b"RENAMENX":
+            data, id = self._beside.pop(arguments[0]), arguments[1].removeprefix(self._payload).decode()
+            seen.payloads[id] = decode_payload(data, self._run_dir.name)
+            seen.sizes[id] = len(data)
             seen.written[id] += 1
         elif command in (b"GET", b"MGET"):
             seen.read.update(key.removeprefix(self._payload).decode() for key in arguments)

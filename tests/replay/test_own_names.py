@@ -62,7 +62,7 @@ async def test_a_page_that_came_under_another_name_reads_nothing(make_config):
     await stop(web)
 
 
-def test_no_route_takes_a_path_or_an_address_and_none_writes(make_config):
+async def test_no_route_takes_a_path_or_an_address_and_none_writes(make_config):
     config = make_config()
     app = make_app(Replay(config, client_of(config.redis.url), Questions(5), None, CollectorRegistry()))
     routes = [route for route in app.routes if isinstance(route, APIRoute)]

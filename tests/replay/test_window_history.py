@@ -3,7 +3,7 @@
 import uuid
 from typing import Any
 
-import pytest
+import pytest_asyncio
 
 from services.replay.window.history import STEPS_KEPT, History
 from shared import events
@@ -31,8 +31,8 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def stream(redis_server_url: str) -> tuple[Reads, Keys]:
+@pytest_asyncio.fixture
+async def stream(redis_server_url: str) -> tuple[Reads, Keys]:
     return Reads(redis_server_url), Keys(f"h-{uuid.uuid4().hex[:8]}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.learner.model.lora import BASE, digest_of_base
 from services.learner.weights.model_files import read_companions
-from shared.adapters import CONFIG
+from shared.adapters import CONFIG, WEIGHTS
 from shared.errors import UserError
 from shared.model_files import NO_CODE, find_model
 
@@ -22,6 +22,7 @@ def merge(adapters: Path, out: Path) -> None:
     import peft
     import torch
     import transformers
+    from safetensors.torch import load_file
 
     if not (adapters / CONFIG).is_file() or not (adapters / BASE).is_file():
         raise UserError(
@@ -34,7 +35,10 @@ def merge(adapters: Path, out: Path) -> None:
     dtype = transformers.AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False).dtype
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **NO_CODE)
     model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
-    merged: Any = peft.PeftModel.from_pretrained(model, str(adapters)).merge_and_unload()
+    config = peft.PeftConfig.from_json_file(str(adapters / CONFIG))
+    merged: Any = peft.get_peft_model(model, peft.LoraConfig(**config))
+    peft.set_peft_model_state_dict(merged, load_file(adapters / WEIGHTS))
+    merged = merged.merge_and_unload()
     merged.to(dtype or torch.float32).save_pretrained(out)
     for name, content in read_companions(base).items():
         (out / name).write_bytes(content)

@@ -74,7 +74,7 @@ async def until(condition, within_s: float = 60.0) -> None:
 
 async def begun(supervisor: Supervisor, folder: Path, name: str = "learner") -> int:
     """The process, once it writes."""
-    await until(lambda: (folder / f"{name}.out").exists())
+    await until(lambda: (folder / f"{name}.out").exists() and supervisor.running[name].pid is not None)
     pid = supervisor.running[name].pid
     assert pid is not None
     return pid
