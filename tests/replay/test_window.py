@@ -209,7 +209,7 @@ async def test_a_crowd_is_refused_and_not_queued():
 
 
 async def test_after_a_restart_the_marks_are_those_of_the_batch_on_record(make_config: Make):
-    config = make_config(run={"steps": 8})
+    config = make_config(run={"steps": 8}, replay={"capacity": 99})  # what was replayed last is still there
     learner, actor = PeerLearner(config.redis.url, config, every=99), PeerActor(config.redis.url, config, 0)
     async with served(config):
         peers = [asyncio.create_task(learner.run()), asyncio.create_task(actor.run())]
