@@ -205,11 +205,14 @@ def test_a_learner_without_room_says_so_and_goes_on_when_there_is_some(post, pub
 def test_a_learner_that_waits_for_room_can_be_stopped(post, publish, monkeypatch):
     client, halt = post.client, Stop()
     monkeypatch.setattr(post, "warn", lambda text: halt._asked.set())
+    late = threading.Timer(3, halt._asked.set)  # where the server has shrunk so far that not even a name fits
+    late.start()
     client.config_set("maxmemory", int(client.info("memory")["used_memory"] + 5_000))
     try:
         with pytest.raises(Stopped):
             RedisSender(post, halt, delta=False).send(*publish(0))
     finally:
+        late.cancel()
         client.config_set("maxmemory", 0)
 
 
