@@ -2,7 +2,7 @@
 
 Each comparison has a time limit of its own, which starts when a worker takes it up: what is too slow to compare counts
 as different, and an expression made to be slow costs its limit once, since verdicts are remembered. Waiting for a free
-worker is somebody else's fault and never makes an answer wrong: a caller with a deadline gets NotCompared instead.
+worker is somebody else's fault and never makes an answer wrong: a caller with a deadline gets NotAnswered instead.
 """
 
 import re
@@ -11,9 +11,9 @@ import time
 from collections import OrderedDict
 from decimal import Decimal
 
-from shared.rewards.equality_pool import POOL, NotCompared, Verdict
+from shared.rewards.equality_pool import POOL, NotAnswered, Verdict
 
-__all__ = ["NotCompared", "Verdict", "compare", "equal", "number"]
+__all__ = ["NotAnswered", "Verdict", "compare", "equal", "number"]
 
 NUMBER = re.compile(r"-?\$?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?")
 LONGEST = 2000  # characters; no answer of any set is a tenth of it, and parsing time grows with the square
@@ -28,7 +28,7 @@ def equal(answer: str, target: str, timeout_s: float = 5.0, deadline: float | No
 def compare(answer: str, target: str, timeout_s: float = 5.0, deadline: float | None = None) -> Verdict:
     """EQUAL, DIFFERENT (also where an answer cannot be read), or GIVEN_UP after `timeout_s`.
 
-    Safe to call from any thread. Raises NotCompared when no worker was free, or had started, before `deadline` (of
+    Safe to call from any thread. Raises NotAnswered when no worker was free, or had started, before `deadline` (of
     time.monotonic), UserError where math-verify is missing or cannot be loaded.
     """
     answer, target = _bare(answer), _bare(target)

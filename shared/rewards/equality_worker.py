@@ -1,14 +1,12 @@
-"""A process behind `shared.rewards.equality_pool`: a JSON line {"answer", "target", "timeout_s"} in, {"equal"} out.
-
-Whoever asks kills it when the time is up. Should that one have died in the meantime, the kernel does: each question
-raises the limit on processor time by little more than its own.
-"""
+"""A process behind `shared.rewards.equality_pool`: a JSON line {"answer", "target", "timeout_s"} in, {"equal"} out."""
 
 import json
 import logging
 import resource
 import sys
 from typing import Any
+
+from shared.rewards.workers import allow_seconds
 
 MEMORY_BYTES = 4 * 2**30
 IMPORT_S = 60.0
@@ -20,7 +18,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for line in sys.stdin:
         question = json.loads(line)
-        _allow_seconds(question.get("timeout_s", IMPORT_S))
+        allow_seconds(question.get("timeout_s", IMPORT_S))
         same = "answer" in question and equal(question["answer"], question["target"])
         print(json.dumps({"equal": same}), flush=True)
 
@@ -41,12 +39,6 @@ def _agree(wanted: Any, given: Any) -> bool:
         return True
     size = abs(wanted.evalf())
     return not 0 < size < 1e-3 or bool(abs(given.evalf() - wanted.evalf()) <= 5e-4 * size)
-
-
-def _allow_seconds(seconds: float) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime + seconds) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from shared.errors import UserError
 from shared.rewards.answers import after_mark, last_answer, last_boxed, targets
-from shared.rewards.equality import NotCompared, Verdict, compare
+from shared.rewards.equality import NotAnswered, Verdict, compare
 from shared.rewards.tags import check_form
 from shared.rewards.text import exact_match, f1
 
@@ -100,7 +100,7 @@ def _compare(answer: str, wanted: list[str], timeout_s: float, deadline: float |
                 return verdict
             if verdict is Verdict.GIVEN_UP:
                 found = verdict
-    except NotCompared:
+    except NotAnswered:
         return None
     return found
 

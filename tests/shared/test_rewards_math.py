@@ -15,7 +15,7 @@ from shared.errors import UserError
 from shared.rewards import answer_classes, score
 from shared.rewards.answers import last_boxed
 from shared.rewards.equality import equal, number
-from shared.rewards.equality_pool import POOL, NotCompared, Verdict, Worker
+from shared.rewards.equality_pool import POOL, NotAnswered, Verdict, Worker
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_worker_that_starts_slowly_leaves_the_answer_unscored_and_goes_on_star
     worker = Worker()
     try:
         started = time.monotonic()
-        with pytest.raises(NotCompared):
+        with pytest.raises(NotAnswered):
             worker.ask("1/3", "2/6", 20, patience_s=0.05)
         assert time.monotonic() - started < 1
         assert worker.ask("1/3", "2/6", 20) is Verdict.EQUAL
