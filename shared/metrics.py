@@ -7,21 +7,21 @@ import asyncio
 import functools
 import time
 
-from prometheus_client import REGISTRY, CollectorRegistry, Gauge, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
 from shared.errors import UserError
+from shared.metrics_server import MetricsServer
 from shared.redis_client import SPOKEN, why_waited_for
 
 
 def serve_metrics(port: int, host: str) -> int:
     """Serve /metrics from a daemon thread; 0 takes any free port. Returns the port."""
     try:
-        server, _ = start_http_server(port, addr=host)
+        return MetricsServer(host, port).start()
     except OSError as error:
         raise UserError(
             f"port {port} for metrics cannot be opened ({error.strerror}): choose another, or 0 for any."
         ) from None
-    return server.server_port
 
 
 class RedisWait:
