@@ -40,6 +40,7 @@ class Follower:
         self.loading: Version | None = None
         self._receiver = make_receiver(config, wire)
         self.swaps = self.refusals = 0
+        self.refused: Version | None = None  # the newest announced version, where its files are whole and not taken
         self._swapped = asyncio.Condition()
 
     @property
@@ -48,18 +49,24 @@ class Follower:
         return self.engine.version.number if self.engine.version is not None else -1
 
     async def wait_for(self, number: int, seconds: float) -> bool:
-        """Wait until the weights in force are at least `number`; False when that takes longer than `seconds`."""
+        """Wait until the weights in force are at least `number`; False when that takes longer than `seconds`, or when
+        such weights are announced and refused.
+        """
         if self.number >= number:
             return True
         metrics.WAITING.inc()
         try:
             async with asyncio.timeout(seconds), self._swapped:
-                await self._swapped.wait_for(lambda: self.number >= number)
+                await self._swapped.wait_for(lambda: self.number >= number or self.refuses(number))
         except TimeoutError:
             return False
         finally:
             metrics.WAITING.dec()
-        return True
+        return self.number >= number
+
+    def refuses(self, number: int) -> bool:
+        """Whether weights of this number could be had, and are refused."""
+        return self.refused is not None and self.refused.number >= number
 
     async def run(self) -> None:
         """The newest notice there is, then each new one as it is pushed; notices that were overtaken are skipped.
@@ -97,7 +104,7 @@ class Follower:
             await self.wire.warn(f"a weights notice is not readable: {error}")
             return True
         if notice.version == self.engine.version:
-            return True
+            return True  # announced again, for an actor that refused it
         self.loading = notice.version
         await self.hold()
         limit, there = self.config.weights.swap_timeout_s, False
@@ -107,6 +114,9 @@ class Follower:
             async with asyncio.timeout(limit):
                 stall = await self.engine.swap(notice, directory)
         except CanaryRefused as error:
+            async with self._swapped:
+                self.refused = notice.version if there else None
+                self._swapped.notify_all()
             await self._refuse(notice, error)
             return there
         except TimeoutError:
@@ -121,6 +131,7 @@ class Follower:
         seconds = time.time() - notice.published
         log.info("weights %s in force, %.3f s after they were published (stall %.3f s)", notice.version, seconds, stall)
         async with self._swapped:
+            self.refused = None
             self._swapped.notify_all()
         version = str(notice.version)
         await self.wire.emit("swap", actor=self.wire.name, version=version, seconds=seconds, stall_s=stall)

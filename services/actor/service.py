@@ -148,6 +148,7 @@ class Actor:
             "id": self.wire.name,
             "state": "running" if self.ready else "loading",
             "version": list(version) if version is not None else None,
+            "refused": list(refused) if (refused := self.follower.refused) is not None else None,
             "loading": list(loading) if (loading := self.follower.loading) is not None else None,
             "engine": self.engine.name,
             "device": self.engine.device,

@@ -1,7 +1,8 @@
 """Takes tasks, rolls several out at once, stores their groups; a task that cannot be answered here is handed back.
 
 An entry stays pending until its group is stored. Heartbeats renew the ones that run; what a dead actor left is
-reclaimed, what a stopped one had is handed back at once.
+reclaimed, what a stopped one had is handed back at once. An actor that refused newer weights hands back the first task
+that asks for them and reads no more, since those behind it ask for no older ones, until there are others.
 """
 
 import asyncio
@@ -44,6 +45,7 @@ class Tasks:
         self._rollouts: dict[bytes, int] = {}  # of each running task
         self._room = asyncio.Event()
         self._failed: BaseException | None = None
+        self._held_off: Version | None = None  # the refused weights that a task was handed back for
 
     async def run(self, player: Player, fingerprints: Callable[[], Awaitable[dict[str, str]]]) -> None:
         """Keep up to actor.groups groups' worth of rollouts running.
@@ -56,7 +58,7 @@ class Tasks:
             if self._failed is not None:
                 raise self._failed
             free = self._free_groups()
-            if free <= 0 or self.follower.number < 0:
+            if free <= 0 or self.follower.number < 0 or self._is_held_off():
                 self._room.clear()
                 with suppress(
                     TimeoutError
@@ -72,6 +74,9 @@ class Tasks:
         """How many more groups of the usual size fit. An evaluation has smaller tasks, so more of them run at once."""
         size = self.config.rollout.group_size
         return self.config.actor.groups - -(-sum(self._rollouts.values()) // size)
+
+    def _is_held_off(self) -> bool:
+        return self._held_off is not None and self._held_off == self.follower.refused
 
     def wake(self) -> None:
         """Something changed that tasks may have waited for."""
@@ -120,10 +125,13 @@ class Tasks:
         engine = self.follower.engine
         while True:
             if not await self.follower.wait_for(task.min_version, wait_s):
-                await self.wire.warn(
-                    f"task {task.id} waited {wait_s:g} s for weights {task.min_version} and is handed back: the newest "
-                    f"here are {engine.version}. Is the learner running?"
-                )
+                if self.follower.refuses(task.min_version):
+                    self._held_off = self.follower.refused
+                else:
+                    await self.wire.warn(
+                        f"task {task.id} waited {wait_s:g} s for weights {task.min_version} and is handed back: the "
+                        f"newest here are {engine.version}. Is the learner running?"
+                    )
                 await self._give_up(entry)
                 return
             try:

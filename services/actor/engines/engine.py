@@ -8,7 +8,6 @@ log-probability of every token is that of a full forward under the version the t
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,10 @@ from shared import weights
 from shared.config import Config
 from shared.cores import share_of_cores
 from shared.errors import UserError
-from shared.messages import CanarySequence, WeightsNotice
+from shared.messages import WeightsNotice
 from shared.versions import Version
 
 Finish = Literal["stop", "eos", "length"]
-_FP32_TOLERANCE, _BF16_TOLERANCE = 1e-3, 0.25  # nats
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,6 @@ def end_tokens(directory: Path) -> tuple[int, ...]:
     return ()
 
 
-def tolerance(config: Config, dtype: str) -> float:
-    """How far a canary's log-probabilities may be off, in nats."""
-    return config.actor.canary_tolerance or (_FP32_TOLERANCE if dtype == "float32" else _BF16_TOLERANCE)
-
-
 def threads_of(config: Config) -> int:
     """CPU threads of one of `actor.count` actors that share this machine with a learner."""
     return config.actor.threads or share_of_cores(1 + max(config.actor.count, 1))
@@ -131,18 +124,6 @@ async def verify_files(notice: WeightsNotice, directory: Path) -> None:
         await asyncio.to_thread(weights.verify, directory, notice.digest)
     except (UserError, OSError) as error:
         raise CanaryRefused(str(error)) from None
-
-
-def check_canary(canary: Sequence[CanarySequence], scored: Sequence[Sequence[float]], limit: float) -> None:
-    """Raise CanaryRefused when a recomputed log-probability is further than `limit` nats from the learner's."""
-    for number, (sequence, ours) in enumerate(zip(canary, scored, strict=True)):
-        if len(ours) != len(sequence.logprobs):
-            raise CanaryRefused(f"canary {number}: {len(ours)} log-probabilities for {len(sequence.logprobs)}")
-        worst = max((abs(a - b) for a, b in zip(ours, sequence.logprobs, strict=True)), default=0.0)
-        if not all(map(math.isfinite, ours)) or worst > limit:
-            raise CanaryRefused(
-                f"canary {number}: log-probabilities are off by {worst:.3g} nats, allowed are {limit:g}"
-            )
 
 
 def add_run(runs: list[tuple[int, Version]], count: int, version: Version) -> None:

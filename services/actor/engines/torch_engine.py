@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.actor.engines import engine
+from services.actor.engines.canary import check_canary, tolerance
 from services.actor.engines.engine import EngineFailed, Generation, Sampling
 from services.actor.engines.torch_row import Row
 from services.actor.text import Codec
@@ -71,10 +72,8 @@ class TorchEngine:
         await engine.verify_files(notice, directory)
 
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
-        """Read outside the thread, exchange inside."""
-        from services.actor.engines.torch_model import read_weights
-
-        state = await asyncio.to_thread(read_weights, directory)
+        """Read and copy outside the thread, exchange inside."""
+        state = await asyncio.to_thread(self._loaded[0].read, directory)
         return await self._call(lambda: self._exchange(notice, state))
 
     async def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
@@ -113,14 +112,13 @@ class TorchEngine:
     def _exchange(self, notice: WeightsNotice, state: "dict[str, torch.Tensor]") -> float:
         model, batch = self._loaded
         started = time.monotonic()
-        old = model.state()
-        limit = engine.tolerance(self.config, str(model.dtype).removeprefix("torch."))
+        limit = tolerance(self.config, str(model.dtype).removeprefix("torch."))
+        old = model.exchange(state)
         try:
-            model.load(state)
             scored = model.score([c.tokens for c in notice.canary], [c.start for c in notice.canary])
-            engine.check_canary(notice.canary, scored, limit)
+            check_canary(notice.canary, scored, limit)
         except engine.CanaryRefused:
-            model.load(old)
+            model.exchange(old)
             raise
         batch.forget_cache()
         self.version = notice.version
