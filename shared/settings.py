@@ -67,6 +67,8 @@ class Reward(Section):
     """How the sampled text is scored."""
 
     kind: Literal["em", "f1", "math"] = "em"  # em: equal to an answer; f1: its words; math: equal as mathematics
+    function: str = ""  # "FILE.py:NAME": a function of your own scores instead; see docs/rewards.md
+    timeout_s: float = Field(default=5.0, gt=0)  # of one call of reward.function; slower ones leave a rollout unscored
     format_score: bool = False  # graded: right 1 or .8, wrong .2 or .1, by form: the tags, in math the box
     overlong_tokens: int = Field(default=0, ge=0)  # fewer left before a length limit cost part of the penalty; 0: off
     overlong_penalty: float = Field(default=1.0, gt=0)  # taken from the reward where none are left
@@ -107,7 +109,7 @@ class Actor(Section):
     enforce_eager: bool = True  # vLLM: false compiles and captures graphs, a slower start and a faster run
     exact: bool = False  # torch engine: one request at a time, so that no bit depends on what else is generated; slow
     heartbeat_s: float = Field(default=2.0, gt=0)  # between two reports to Redis
-    canary_tolerance: float = Field(default=0.0, ge=0)  # nats; 0: 1e-3 in fp32, 0.25 in bf16
+    canary_tolerance: float = Field(default=0.0, ge=0)  # nats in the mean over its tokens; 0: 1e-4 in fp32, .12 in bf16
     port: int = Field(default=0, ge=0, le=65535)  # metrics; 0: any free port
 
 
@@ -179,6 +181,7 @@ class Learner(Section):
     beta1: float = Field(default=0.9, ge=0, lt=1)  # AdamW: decay of the mean gradient
     beta2: float = Field(default=0.999, ge=0, lt=1)  # AdamW: decay of the mean squared gradient
     grad_clip: float = Field(default=1.0, gt=0)  # largest norm of the gradient
+    max_bad_gradients: int = Field(default=5, ge=0)  # not finite, left out, in a row; one more ends it
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"  # adamw8bit: moments in 8 bits, with bitsandbytes
     offload: bool = False  # optimiser state and float32 weights in the processor's memory: a slower step, a smaller GPU
     lora_rank: int = Field(default=0, ge=0, le=512)  # train LoRA adapters of this rank alone; 0: all weights

@@ -116,6 +116,7 @@ def _learner(learner: Records, steps: Records) -> dict[str, Any]:
         "replay_kl": _mean(learner, "replay_kl"),
         "tokens_trained": _total(learner, "tokens_trained"),
         "padding_share": _mean(learner, "padding_share"),
+        "updates_left_out": _total(learner, "updates_left_out"),
     }
 
 

@@ -298,7 +298,9 @@ class Loop:
         with self.post.letter("send a trained step") as letter:
             letter.notice(self._publisher.notice)
             letter.trained(trained, references)
-            if text := engine_gap.warning(self.config.replay, numbers.get("engine_gap", 0.0)):
+            gap = engine_gap.warning(self.config.replay, numbers.get("engine_gap", 0.0))
+            left_out = totals.warning(batch.step, self.config.learner.max_bad_gradients)
+            for text in filter(None, [gap, left_out]):
                 log.warning(text)
                 letter.event("warning", text=text)
         self._told.keep(trained, references)

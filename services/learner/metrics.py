@@ -1,5 +1,6 @@
 """What the learner says of itself: the metrics of a `trained` message, and the same to Prometheus."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -32,6 +33,7 @@ _tokens = Counter("headrace_learner_tokens_trained", "sampled tokens trained on"
 _phases = Counter("headrace_learner_phase_seconds", "time by phase", ["phase"])
 _idle = Counter("headrace_learner_idle_seconds", "waiting for work")
 _payload_bytes = Counter("headrace_learner_payload_bytes", "payloads read from Redis")
+_left_out = Counter("headrace_learner_updates_left_out", "updates whose gradient was not finite")
 _dead_letters = Counter("headrace_learner_dead_letters", "groups and messages refused")
 
 
@@ -56,6 +58,7 @@ def step_metrics(
         "entropy": sum(r.entropy * r.tokens for r in records) / tokens,
         "padding_share": 1.0 - totals.inputs / totals.padded if totals.padded else 0.0,
         "reference_gap": _gap_of(fresh, None) or 0.0,
+        "updates_left_out": float(totals.left_out),
     }
     gap = _gap_of(fresh, version)
     return out if gap is None else out | {"engine_gap": gap}
@@ -74,6 +77,7 @@ def export(metrics: Mapping[str, float], version: Version, dead_letters: int) ->
     for phase in PHASES:
         _phases.labels(phase).inc(metrics[f"{phase}_s"])
     _idle.inc(metrics["wait_s"])
+    _left_out.inc(metrics["updates_left_out"])
     _payload_bytes.inc(metrics["payload_bytes_read"])
     _dead_letters.inc(dead_letters)
 
@@ -100,4 +104,6 @@ def _gap_of(fresh: Iterable[Group], version: Version | None) -> float | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    """Of those that are finite: what an update that was left out came to says nothing."""
+    finite = [v for v in values if math.isfinite(v)]
+    return sum(finite) / len(finite) if finite else 0.0

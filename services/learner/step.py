@@ -9,6 +9,7 @@ Several ranks each hold groups of their own of every mini-batch, and add up one 
 whole, and a rank with fewer micro-batches runs an idle row for each that it lacks, since all run a layer at once.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,13 +67,27 @@ class Totals:
 
     losses: list[float] = field(default_factory=list)
     kls: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)  # not finite where the update was left out
     lr: float = 0.0
     ratio: float = 0.0
     dead: float = 0.0
     tokens: int = 0
     padded: int = 0
     inputs: int = 0
+
+    @property
+    def left_out(self) -> int:
+        """Updates whose gradient was not finite."""
+        return sum(not math.isfinite(norm) for norm in self.norms)
+
+    def warning(self, step: int, most: int) -> str | None:
+        """What to tell of updates that were left out; None where none was."""
+        if not self.left_out:
+            return None
+        return (
+            f"step {step}: {self.left_out} of {len(self.norms)} updates had a gradient that is not finite, and moved "
+            f"nothing; the run ends after more than {most} of them in a row (learner.max_bad_gradients)."
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,8 @@ def train_step(
 
     batches: with several ranks, what of each mini-batch is this rank's; otherwise they are cut here.
 
-    Raises UserError when the loss or its gradient is not finite; the weights are then no longer those of a step.
+    A mini-batch whose gradient is not finite moves nothing: `Totals.left_out`. Raises UserError when too many in a row
+    were like that, or the weights give no finite log-probabilities; the weights are then no longer those of a step.
     """
     if batches is None:
         batches = mini_batches([*replay, *fresh], trainer.settings.mini_batch)

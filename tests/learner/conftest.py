@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import redis
 import torch
 
 from services.learner.clock import Clock
@@ -15,9 +16,13 @@ from services.learner.model.optimise import Optimiser
 from services.learner.model.policy import load_policy
 from services.learner.step import Trainer
 from services.learner.stop import Stop
+from shared import streams
 from shared.advantages import group_advantages
+from shared.config import Config, build
+from shared.messages import Batch, Message, encode
 from shared.payload import Payload, encode_payload
 from shared.settings import Learner
+from tests.learner.fed import KEYS, Feed
 from tests.tiny_model import CONTEXT, VOCABULARY, write_model
 
 RUN = "test"
@@ -126,3 +131,37 @@ def make_trainer() -> MakeTrainer:
         return Trainer(model, frozen, optimiser, settings, 1.0, Clock(), Stop())
 
     return make
+
+
+@pytest.fixture
+def client(redis_url: str) -> Any:
+    """The tests' Redis."""
+    return redis.Redis.from_url(redis_url)
+
+
+@pytest.fixture
+def config(tmp_path: Path, policy_dir: Path, redis_url: str) -> Config:
+    """Of a short run: batches of two, a checkpoint every other step."""
+    return build(
+        {
+            "run": {"name": "test", "root": str(tmp_path), "steps": 20},
+            "model": {"path": str(policy_dir)},
+            "learner": {"batch": 2, "lr": 1e-2, "threads": 1, "device": "cpu", "checkpoint_every": 2},
+            "replay": {"select": 1, "tau": 1e-2},
+            "redis": {"url": redis_url},
+        }
+    )
+
+
+@pytest.fixture
+def feed(client: Any, make_payload: Any) -> Feed:
+    """Put a message on `work`, and the payloads it names into Redis where they are missing."""
+
+    def put(message: Message) -> None:
+        if isinstance(message, Batch):
+            for i, id in enumerate([*message.replay, *message.fresh]):
+                payload = make_payload(id, (message.step + i) % 5, version=(0, message.step))
+                client.set(KEYS.payload(id), encode_payload(payload), nx=True)
+        streams.add(client, KEYS.work, encode(message))
+
+    return put

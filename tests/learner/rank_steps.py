@@ -21,6 +21,7 @@ import torch
 from services.learner.assemble import assemble
 from services.learner.groups.group import Group, group_from_payload
 from services.learner.model.batching import mini_batches
+from services.learner.model.optimise import Optimiser
 from services.learner.model.policy import logprobs
 from services.learner.ranks import members as ranks_
 from services.learner.ranks.balance import Load, owners
@@ -44,6 +45,7 @@ class Plan:
     last: int
     save_at: int
     out: str
+    bad_at: int = -1  # the step whose first gradient is not finite, in the last rank's part of it
 
 
 def groups_of(folder: Path, step: int, kind: str) -> list[Group]:
@@ -56,6 +58,19 @@ def groups_of(folder: Path, step: int, kind: str) -> list[Group]:
             group.l_ref = (group.l_gen + noise).clamp(max=0.0)
         out.append(group)
     return out
+
+
+def spoil_next_gradient(optimiser: Optimiser, *, here: bool) -> None:
+    accumulate = optimiser.accumulate
+
+    def spoilt() -> None:
+        accumulate()
+        for master in optimiser.masters if here else []:
+            assert master.grad is not None
+            master.grad.mul_(torch.nan)
+        optimiser.accumulate = accumulate
+
+    optimiser.accumulate = spoilt
 
 
 def train(plan: Plan) -> None:
@@ -72,6 +87,8 @@ def train(plan: Plan) -> None:
         cuts = mini_batches([*old, *new], config.learner.mini_batch)
         batches = [[g for g in cut if place[g.id] == ranks.rank] for cut in cuts]
         scanned = scan(trainer, mine[0])
+        if step == plan.bad_at:
+            spoil_next_gradient(trainer.optimiser, here=ranks.rank == ranks.count - 1)
         records, totals = train_step(trainer, step, *mine, batches=batches if ranks.count > 1 else None)
         report.append([[r.id, r.drift, r.headroom] for r in (*scanned, *records)] + [["norm", *totals.norms]])
         if step + 1 == plan.save_at:

@@ -1,6 +1,7 @@
 """The schedule, clipping, float32 masters under a bfloat16 model, masters elsewhere, moments in 8 bits."""
 
 import io
+import math
 import sys
 from typing import Any
 
@@ -51,13 +52,36 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
     assert optimiser.masters[0].grad.tolist() == [257.0, 257.0]  # type: ignore[union-attr]
 
 
-def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_update_with_a_gradient_that_is_not_finite_is_left_out_as_if_it_had_not_been(dtype: torch.dtype) -> None:
+    straight, disturbed = weights(dtype), weights(dtype)
+    moved(straight, range(4))
+    state = moved(disturbed, range(2)).state()
+    optimiser = Optimiser(disturbed, Learner.model_validate({"lr": 1e-2, "weight_decay": 0.01}), steps=100)
+    optimiser.load(state)
+    for value in (torch.nan, torch.inf):
+        disturbed[0].grad = torch.full_like(disturbed[0], value)
+        optimiser.accumulate()
+        norm, _ = optimiser.step(2)
+        assert not math.isfinite(norm)
+        assert all(m.grad is None for m in optimiser.masters)
+    moved(disturbed, range(2, 4), optimiser.state())
+    assert all(torch.equal(a, b) for a, b in zip(straight, disturbed, strict=True))
+
+
+def test_too_many_gradients_in_a_row_that_are_not_finite_end_the_run() -> None:
     weight = Parameter(torch.ones(2))
-    optimiser = Optimiser([weight], Learner(), steps=1)
-    weight.grad = torch.tensor([1.0, torch.nan])
-    with pytest.raises(UserError, match="not finite"):
-        optimiser.step(0)
-    assert weight.tolist() == [1.0, 1.0]
+    optimiser = Optimiser([weight], Learner(max_bad_gradients=2), steps=10)
+
+    def step(number: int, value: float) -> None:
+        weight.grad = torch.tensor([1.0, value])
+        optimiser.step(number)
+
+    for number, value in enumerate([torch.nan, torch.nan, 1.0, torch.nan, torch.nan]):
+        step(number, value)
+    assert torch.isfinite(weight).all()
+    with pytest.raises(UserError, match="3 updates in a row, the last in step 5, were not finite"):
+        step(5, torch.nan)
 
 
 def test_the_norm_before_clipping_is_reported() -> None:

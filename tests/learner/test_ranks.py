@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
             payload = make_payload(f"new{step}{i}", 3 * step + i, rewards=[1.0, 0.0, None, 1.0, 0.0])
             (groups / f"{step}-{i}-new.bin").write_bytes(encode_payload(payload))
 
-    def plan(name: str, ranks: int, resumes: str = "", **learner: Any) -> Plan:
+    def plan(name: str, ranks: int, resumes: str = "", bad_at: int = -1, **learner: Any) -> Plan:
         folder = root / name
         folder.mkdir()
         if resumes:
@@ -80,10 +80,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
             "replay": {"select": 2},
         }
         first, save_at = (SAVE_AT, -1) if resumes else (0, SAVE_AT)
-        return Plan(ranks, config, str(groups), first, STEPS, save_at, str(folder / "out"))
+        return Plan(ranks, config, str(groups), first, STEPS, save_at, str(folder / "out"), bad_at)
 
     plans = [plan("1", 1), plan("2", 2), plan("4", 4)]
     plans += [plan("2 recomputing", 2, recompute=True), plan("2 offloaded", 2, offload=True)]
+    plans += [plan("1 spoilt", 1, bad_at=1), plan("2 spoilt", 2, bad_at=1)]
     plans += [plan("2 then 1", 1, "2"), plan("2 then 4", 4, "2"), plan("1 then 2", 2, "1")]
     (root / "plans.json").write_text(json.dumps([asdict(p) for p in plans]))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
@@ -123,6 +124,17 @@ def test_ranks_measure_the_same_scores_and_gradient(trained: Any) -> None:
                 assert found[id] == pytest.approx(numbers, abs=1e-6)
             norms = [line[1:] for part in parts for line in part[step] if line[0] == "norm"]
             assert all(n == pytest.approx(lines[-1][1:], rel=1e-4) for n in norms)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_ranks_leave_out_an_update_that_one_of_them_spoils(trained: Any) -> None:
+    (one, alone), (two, both) = trained["1 spoilt"], trained["2 spoilt"]
+    assert far(one, two) < 1e-6 < far(one, trained["1"][0])
+    for part in [*alone["report"], *both["report"]]:
+        norms = [step[-1][1:] for step in part]
+        assert not np.isfinite(norms[1][0])
+        assert np.isfinite([*norms[0], *norms[1][1:], *norms[2]]).all()
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ float32 model is its own master.
     adamw8bit             4                         8                    2           in blocks (bitsandbytes)
 
 With `learner.offload` all but the model and one micro-batch's gradients lies in the processor's memory.
+
+An update whose gradient is not finite is left out: weights and moments stay. Too many in a row end the run.
 """
 
 import math
@@ -47,6 +49,7 @@ class Optimiser:
         decays = [settings.weight_decay, 0.0]
         groups = [{"params": s, "weight_decay": w} for s, w in zip(shapes, decays, strict=True) if s]
         adamw = _adamw8bit() if settings.optimizer == "adamw8bit" else torch.optim.AdamW
+        self.left_out = 0  # updates in a row, by now
         self.adamw: torch.optim.Optimizer = adamw(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2))
 
     def accumulate(self) -> None:
@@ -60,19 +63,23 @@ class Optimiser:
     def step(self, step: int) -> tuple[float, float]:
         """Clip, move the weights, forget the gradients. Returns (gradient norm before clipping, learning rate).
 
-        Raises UserError, with the weights untouched, for a gradient that is not finite.
+        With a norm that is not finite, the same on all ranks, the update was left out. Raises UserError when that has
+        happened more than `learner.max_bad_gradients` times in a row.
         """
         s = self._settings
         whole = torch.nn.utils.clip_grad_norm_(self.masters, s.grad_clip)
         norm = (whole.full_tensor() if isinstance(whole, DTensor) else whole).item()
-        if not math.isfinite(norm):
-            raise UserError(
-                f"the gradient of step {step} is not finite: lower learner.lr (now {s.lr:g}) and resume the run."
-            )
         lr = lr_at(step, lr=s.lr, schedule=s.schedule, warmup_steps=s.warmup_steps, steps=self._steps)
+        self.left_out = 0 if math.isfinite(norm) else self.left_out + 1
+        if self.left_out > s.max_bad_gradients:
+            raise UserError(
+                f"the gradients of {self.left_out} updates in a row, the last in step {step}, were not finite: lower "
+                f"learner.lr (now {s.lr:g}) and resume the run, or raise learner.max_bad_gradients to wait for better."
+            )
         for group in self.adamw.param_groups:
             group["lr"] = lr
-        self.adamw.step()
+        if not self.left_out:
+            self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
         with torch.no_grad():
             for p, master in zip(self.parameters, self.masters, strict=True):

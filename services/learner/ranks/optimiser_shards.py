@@ -25,6 +25,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def save_shards(model: Any, optimiser: Optimiser, folder: Path, ranks: Ranks) -> None:
     """Write moments and float32 weights. Every rank calls it; `folder` is there."""
+    _make_state(optimiser)  # where no update has moved anything yet
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     tensors = {f"{kind}.{name}": t for kind, of in _state(model, optimiser).items() for name, t in of.items()}
     write_distributed(tensors, storage_writer=writer, process_group=ranks.group)
@@ -65,10 +66,10 @@ def _state(model: Any, optimiser: Optimiser) -> dict[str, dict[str, Tensor]]:
 
 
 def _make_state(optimiser: Optimiser) -> None:
-    """As AdamW does at its first step."""
+    """As AdamW does at its first step, where it has not."""
     for master in optimiser.masters:
-        state = optimiser.adamw.state[master]
-        state |= {"step": torch.tensor(0.0), **{kind: torch.zeros_like(master) for kind in _MOMENTS}}
+        if not (state := optimiser.adamw.state[master]):
+            state |= {"step": torch.tensor(0.0), **{kind: torch.zeros_like(master) for kind in _MOMENTS}}
 
 
 def _take_whole(state: dict[str, dict[str, Tensor]], stored: dict[str, Any], optimiser: Optimiser) -> Tensor:

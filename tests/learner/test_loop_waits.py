@@ -1,0 +1,95 @@
+"""What the loop does and says while it waits, and when Redis runs short of memory."""
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+
+from services.learner.loop import Loop
+from services.learner.stop import Stop
+from services.learner.talk.idle import waiting_text
+from services.learner.weights import checkpoint
+from shared import events, streams, weights
+from shared.config import Config
+from shared.messages import (
+    Finish,
+    WeightsNotice,
+    decode,
+)
+from shared.streams import FIELD
+from shared.versions import Version
+from shared.waiting import LongWait
+from tests.learner.fed import KEYS, Feed, batch, of_steps, pending, start, work_off
+
+
+@pytest.mark.slow
+def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    monkeypatch.setattr("services.learner.loop.START_S", 0.0)
+    loop = Loop(of_steps(config, 1), Stop())
+    later = threading.Timer(3.0, lambda: [feed(batch(0)), feed(Finish())])
+    later.start()
+    loop.run()
+    later.join()
+    told = [record["text"] for _, record in events.parse(client.xrange(KEYS.events))]
+    assert len(told) == 1, "and the next time fifteen seconds later"
+    assert "for work at step 0: no actors are alive, and of groups none has come yet" in told[0]
+    client.sadd(KEYS.actors, "a")
+    client.set(KEYS.actor("a"), "{}")
+    streams.add(client, KEYS.groups, b"a header")
+    text, groups_are_coming = waiting_text(client, KEYS, 3, 60.0)
+    assert groups_are_coming
+    assert text.startswith("the learner has waited 60 s for work at step 3: 1 actor is alive")
+
+
+@pytest.mark.slow
+def test_a_learner_that_waits_while_the_actors_still_start_warns_of_nothing(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    loop = Loop(of_steps(config, 1), Stop())
+    later = threading.Timer(1.0, lambda: [feed(batch(0)), feed(Finish())])
+    later.start()
+    loop.run()
+    later.join()
+    assert client.xlen(KEYS.events) == 0
+
+
+@pytest.mark.slow
+def test_a_version_whose_files_are_damaged_is_written_again_while_the_learner_waits(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    loop = Loop(of_steps(config, 1), Stop())
+    folder = config.weights_dir / Version(0, 0).directory
+
+    def damage() -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+    threading.Timer(0.5, damage).start()
+    threading.Timer(3.0, lambda: [feed(batch(0)), feed(Finish())]).start()
+    loop.run()
+    notices = [decode(fields[FIELD], WeightsNotice) for _, fields in client.xrange(KEYS.weights)]
+    assert [notice.version for notice in notices] == [Version(0, 0), Version(0, 0), Version(0, 1)]
+    assert notices[0].digest == notices[1].digest
+    weights.verify(folder, notices[0].digest)
+    told = [record["text"] for _, record in events.parse(client.xrange(KEYS.events))]
+    assert "the files of version 0.0 were damaged or gone, and are written again." in told
+
+
+def test_on_a_server_that_is_short_of_memory_a_checkpoint_comes_early(config: Config, client: Any, feed: Feed) -> None:
+    loop = start(config)
+    feed(batch(0))
+    client.setrange("of another run", 20 * 2**20, "x")
+    try:
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.15))
+        work_off(loop)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert config.learner.checkpoint_every == 2
+    assert checkpoint.steps(config.checkpoints_dir) == [1]
+    assert pending(client) == 0
