@@ -96,6 +96,11 @@ class GroupHeader(Message, frozen=True, tag="group"):
         return not self.failure
 
     @property
+    @property
+    def refused(self) -> bool:
+        """Whether the prompt itself cannot be used, so that nothing was rolled out and no attempt will do better."""
+        return bool(self.failure) and not self.rewards
+
     def scored(self) -> list[float]:
         """The rewards that exist."""
         return [r for r in self.rewards if r is not None]

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cli.run import local_redis, plan, ports
-from cli.run.prompt_lengths import PromptTokens
+from cli.run.prompt_lengths import PromptTokens, shortened
 from cli.run.untrained import is_untrained
 from services.env_search.backend import IndexSpec, build_command
 from services.env_search.corpus import parse_document
@@ -27,7 +27,6 @@ RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
 VERSIONS_KEPT = 4  # published versions on disk at once, at most, about
 VERSIONS_IN_REDIS = 3  # where they travel through it: the newest two, and the one that is sent
 CHECKPOINT_MODELS = 3  # weights and two moments of the optimiser
-QUESTION_SHOWN = 80
 PASSAGES_READ = 100
 HIGHEST_PORT = 65535
 
@@ -255,7 +254,7 @@ class Preflight:
             longest = tokens.longest(prompts) if prompts is not None else None
             if longest and longest.tokens > limit:
                 raise UserError(
-                    f"{key}: the prompt of example {longest.index + 1} ('{_short(longest.question)}') has "
+                    f"{key}: the prompt of example {longest.index + 1} ('{shortened(longest.question)}') has "
                     f"{longest.tokens} tokens, and rollout.max_prompt_tokens is {limit}: raise it to {longest.tokens}, "
                     "or drop that example."
                 )
@@ -266,11 +265,6 @@ def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
     return folder
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= QUESTION_SHOWN else text[: QUESTION_SHOWN - 1] + "…"
 
 
 def _size_of(model_dir: Path) -> int:

@@ -1,4 +1,5 @@
-"""Every prompt of a data set, tokenised as the actor will: is one longer than rollout.max_prompt_tokens?
+"""Every prompt of a data set, tokenised as the actor will: is one longer than rollout.max_prompt_tokens,
+or refused by the chat template?
 
 Only the fast tokenizer and the chat template are used, so the command needs neither torch nor transformers for it.
 """
@@ -6,13 +7,17 @@ Only the fast tokenizer and the chat template are used, so the command needs nei
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from services.actor.text import messages_of
+from shared.errors import UserError
 from shared.prompts import Example, PromptSource
 
 CHUNK = 1000
+QUESTION_SHOWN = 80
+_GIVEN: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "documents": None}
 
 
 @dataclass(frozen=True)
@@ -43,21 +48,37 @@ class PromptTokens:
         self._env_prompt = env_prompt
 
     def longest(self, prompts: PromptSource) -> Longest:
-        """The longest prompt; the first one of several. UserError where a row cannot be read."""
+        """The longest prompt; the first one of several. UserError where a row cannot be read or is refused."""
         best = Longest(0, "", -1)
         for start, examples in _chunks(prompts):
-            texts = [self._text(example) for example in examples]
+            texts = [self._text(example, start + offset) for offset, example in enumerate(examples)]
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             for offset, encoding in enumerate(encodings):
                 if len(encoding) > best.tokens:
                     best = Longest(start + offset, examples[offset].question, len(encoding))
         return best
 
-    def _text(self, example: Example) -> str:
+    def _text(self, example: Example, index: int) -> str:
+        from jinja2 import TemplateError
+
         messages = example.messages or messages_of(self._env_prompt, example.question)
         if self._template is None:
             return "\n".join(m["content"] for m in messages)
-        return self._template.render(messages=messages, add_generation_prompt=True, **_special_tokens(self._settings))
+        try:
+            return self._template.render(messages=messages, **_GIVEN, **_special_tokens(self._settings))
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(m["role"] for m in messages)
+            raise UserError(
+                f"the model's chat template refuses the prompt of example {index + 1} "
+                f"('{shortened(example.question)}', of the roles {roles}): {error}. Write the rows as the template "
+                "takes them, choose another env.prompt, or give the model another template."
+            ) from None
+
+
+def shortened(question: str) -> str:
+    """On one line, at most QUESTION_SHOWN characters of it."""
+    text = " ".join(question.split())
+    return text if len(text) <= QUESTION_SHOWN else text[: QUESTION_SHOWN - 1] + "…"
 
 
 def _chunks(prompts: PromptSource) -> Iterator[tuple[int, list[Example]]]:
@@ -76,18 +97,38 @@ def _template_text(model_dir: Path, settings: dict[str, Any]) -> str | None:
 
 
 def _compile(template: str | None) -> Any:
+    """With what transformers offers to a template, for nobody else's templates would do."""
     if template is None:
         return None
-    from jinja2.ext import loopcontrols
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.globals["raise_exception"] = _refuse
-    return environment.from_string(template)
+    class Generation(Extension):
+        """`{% generation %}` marks what an assistant said and changes no text."""
 
+        tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
-def _refuse(message: str) -> None:
-    raise ValueError(f"the chat template refuses a prompt: {message}")
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    try:
+        return environment.from_string(template)
+    except TemplateError as error:
+        raise ValueError(f"the chat template is no template: {error}") from None
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:

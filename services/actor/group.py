@@ -10,6 +10,7 @@ from services.actor.assemble import Forms, Origin, assemble, failed_group
 from services.actor.overlong import penalised, tokens_left
 from services.actor.rollout import Player, Rollout
 from services.actor.scoring import score_rollouts
+from services.actor.text import PromptRefused
 from services.actor.troubles import TROUBLES
 from shared.config import Config
 from shared.errors import UserError
@@ -45,15 +46,14 @@ async def roll_out(
     what index it serves.
     """
     started = time.monotonic()
-    prompt = player.codec.prompt(task.messages, config.env.prompt)
-    rollouts = [Rollout() for _ in range(task.group_size)]
-    limit = config.rollout.max_prompt_tokens
-    if not 0 < len(prompt) <= limit:
+    try:
+        prompt = _prompt(task, player, config)
+    except PromptRefused as error:
         origin = Origin(
             run=config.run.name, actor=actor, fingerprints={}, version=version(), seconds=time.monotonic() - started
         )
-        failure = f"the prompt has {len(prompt)} tokens, rollout.max_prompt_tokens is {limit}"
-        return Group(failed_group(task, origin, failure), None, [], prompt)
+        return Group(failed_group(task, origin, str(error)), None, [], [])
+    rollouts = [Rollout() for _ in range(task.group_size)]
     marks = await fingerprints()
     await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s)
     unanswered = sum(r.status == ENV_FAILED for r in rollouts)
@@ -79,6 +79,13 @@ async def _play_all(task: Task, player: Player, prompt: list[int], rollouts: lis
         return lambda turn: derive(task.seed, rollout, turn)
 
     plays = [
+def _prompt(task: Task, player: Player, config: Config) -> list[int]:
+    prompt, limit = player.codec.prompt(task.messages, config.env.prompt), config.rollout.max_prompt_tokens
+    if not 0 < len(prompt) <= limit:
+        raise PromptRefused(f"the prompt has {len(prompt)} tokens, rollout.max_prompt_tokens is {limit}")
+    return prompt
+
+
         asyncio.ensure_future(player.play(rollout, prompt, task.temperature, seed(i)))
         for i, rollout in enumerate(rollouts)
     ]

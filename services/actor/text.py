@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from shared.errors import UserError
 
 QUESTION = "question"  # the role of a message that is a bare question and still needs env.prompt around it
@@ -41,6 +43,10 @@ def messages_of(prompt: str, question: str) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": instruction(prompt, question)}]
 
 
+class PromptRefused(UserError):
+    """The chat template does not take these messages: no fault of the actor's, and no other attempt will help."""
+
+
 class Codec:
     """A model's tokenizer, with nothing added or taken away behind our back."""
 
@@ -69,13 +75,20 @@ class Codec:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def prompt(self, messages: Sequence[dict[str, str]], template: str) -> list[int]:
-        """Chat messages through the chat template, up to where the policy begins to write."""
+        """Chat messages through the chat template, up to where the policy begins to write.
+
+        Raises PromptRefused with the template's own words.
+        """
         chat = [
             said for m in messages for said in (messages_of(template, m["content"]) if m["role"] == QUESTION else [m])
         ]
         if self.tokenizer.chat_template is None:
             return self.encode("\n".join(m["content"] for m in chat))
-        return self.encode(self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+        try:
+            text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        except (TemplateError, TypeError, ValueError) as error:  # whatever somebody's template does with a prompt
+            raise PromptRefused(f"the chat template refuses the prompt: {_first_line(error)}") from None
+        return self.encode(text)
 
 
 def _first_line(error: Exception) -> str:

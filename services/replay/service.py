@@ -18,7 +18,7 @@ import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry
 from redis.exceptions import RedisError
 
-from services.replay import again, evaluation, refills, resync, transitions
+from services.replay import again, evaluation, refills, refused, resync, transitions
 from services.replay.metrics import ReplayMetrics
 from services.replay.next_step import NextStep
 from services.replay.policies import get_policy
@@ -143,7 +143,7 @@ class Replay:
                     self._advance(state, tx)
                 for tell in self._then:
                     tell()
-                if sentence := refills.starved(self.config, state):
+                if sentence := refills.starved(self.config, state) or refused.starved(self.config, state):
                     raise UserError(sentence)
                 self._outage = None
                 self.metrics.redis_wait.over()

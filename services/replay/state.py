@@ -148,6 +148,7 @@ class State:
         self.evals: dict[str, Outcome] = {}
         self.kept: dict[str, Kept] = {}
         self.payload_bytes = 0  # what the payloads of all groups in Redis take: fresh, stored and retired ones
+        self.refused, self.refusal = 0, ""  # training prompts in a row that cannot be used, and why; not durable
 
 
 class Transaction:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from services.replay import adaptive, again, evaluation, lengths, origins, refills
+from services.replay import adaptive, again, evaluation, lengths, origins, refills, refused
 from services.replay.adaptive import Gate
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
 from services.replay.joins import join
@@ -77,12 +77,13 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
         raise Malformed(f"group {header.id} is of another task than the one of this name")
     if task is not None and header.kind != EVAL:
         lengths.offered(c, header)
+        refused.count(state, header)
     if task is None:  # answered before
         c.duplicates += 1
         if header.id not in state.fresh and header.id not in state.buffer and header.id not in state.retired:
             tx.delete_payloads([header.id])
     elif not header.usable and header.attempt == task.attempt:
-        _attempt_failed(config, state, tx, task, header.failure)
+        _attempt_failed(config, state, tx, task, header.failure, last=header.refused)
     elif not header.usable:
         pass  # an attempt that has been replaced already
     elif header.kind == EVAL:
@@ -258,13 +259,15 @@ def _send(tx: Transaction, task: Task) -> None:
     tx.send(tx.keys.tasks, task)
 
 
-def _attempt_failed(config: Config, state: State, tx: Transaction, task: Task, failure: str) -> None:
+def _attempt_failed(
+    config: Config, state: State, tx: Transaction, task: Task, failure: str, *, last: bool = False
+) -> None:
     c = state.counters
     c.failed += 1
     log.warning("task %s, attempt %d: %s", task.id, task.attempt + 1, failure)
     attempt = task.attempt + 1
     no_step_left = task.kind == AGAIN and c.step + config.replay.max_lag >= config.run.steps
-    if attempt < config.replay.max_attempts and not no_step_left:
+    if attempt < config.replay.max_attempts and not no_step_left and not last:
         version = task.min_version if task.kind == EVAL else c.step
         seed = attempt_seed(config, task.kind, task.number, attempt, task.round)
         _send(tx, msgspec.structs.replace(task, attempt=attempt, seed=seed, min_version=version))

@@ -128,6 +128,24 @@ async def test_a_deadline_keeps_what_has_ended_and_masks_the_rest(make_config, m
     assert group.payload is not None and not group.payload.advantages.any()
 
 
+async def test_a_rollout_with_documents_of_another_index_than_the_groups_is_masked(make_config, model_dir):
+    codec = Codec(model_dir)
+    search, answer = codec.encode("<search> a </search>"), codec.encode("<answer> b </answer>")
+    from_index = iter(["i1", "i2", "i1"])  # a load balancer that takes turns
+
+    async def found(query: str, seed: int) -> list[Document]:
+        return [Document("1", "a", "b", next(from_index))]
+
+    async def marked() -> dict[str, str]:
+        return {"index": "i1"}
+
+    engine = ScriptedEngine(lambda ids, s: (answer if search[-1] in ids[-40:] and len(ids) > 20 else search, "stop"))
+    player = Player(engine, codec, Budget.of(make_config()), found)
+    group = await roll_out(make_task(), player, make_config(), "a", lambda: V0, marked)
+    assert group.header.statuses == [FINISHED, ENV_FAILED, FINISHED]
+    assert [reward is None for reward in group.header.rewards] == [False, True, False]
+
+
 async def test_a_failing_engine_is_not_a_failed_group(make_config, model_dir):
     class Broken(ScriptedEngine):
         async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
@@ -178,6 +196,36 @@ def test_a_question_is_wrapped_and_ready_messages_are_not(model_dir):
     ready = codec.prompt([{"role": "user", "content": "a b"}], "x {question} y")
     assert codec.decode(wrapped) == "<|user|> x a b y <|end|> <|assistant|>"
     assert codec.decode(ready) == "<|user|> a b <|end|> <|assistant|>"
+
+
+GEMMA = (  # the shape of a template that knows no system message and wants the roles to take turns
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{{ '<|user|>' + m['content'] }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "why"),
+    [
+        (GEMMA, [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}], "System role not supported"),
+        (GEMMA, [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "roles must alternate"),
+        ("{{ messages[0].missing.more }}", [{"role": "user", "content": "a"}], "has no attribute 'missing'"),
+        ("{{ 1 + messages[0]['content'] }}", [{"role": "user", "content": "a"}], "unsupported operand"),
+        ("{% if %}", [{"role": "user", "content": "a"}], "Expected an expression"),
+    ],
+)
+async def test_a_prompt_that_the_chat_template_refuses_is_a_failed_group_in_its_words(
+    make_config, model_dir, template, messages, why
+):
+    codec = Codec(model_dir)
+    codec.tokenizer.chat_template = template
+    engine = ScriptedEngine(lambda i, s: ([], "eos"))
+    player = Player(engine, codec, Budget(max_tokens=200, max_turn_tokens=20, max_turns=2), no)
+    group = await roll_out(make_task(messages=messages), player, make_config(), "a", lambda: V0, marks)
+    assert group.header.failure.startswith("the chat template refuses the prompt: ") and why in group.header.failure
+    assert group.header.refused and group.payload is None and not engine.asked
 
 
 def test_a_prompt_that_is_neither_a_template_nor_has_a_place_for_the_question_is_refused():

@@ -43,6 +43,25 @@ def test_a_prompt_over_the_limit_names_the_question_and_both_numbers(refused: Ca
     assert "has 14 tokens, and rollout.max_prompt_tokens is 13" in said
 
 
+@pytest.mark.parametrize(
+    ("template", "prompt", "why"),
+    [
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}",
+            "qwen_math",
+            "refuses the prompt of example 1 ('who is it', of the roles system, user): System role not supported. ",
+        ),
+        ("{{ messages[0].missing.more }}", "plain", "refuses the prompt of example 1 ('who is it', of the roles user)"),
+        ("{% if %}", "plain", "the chat template is no template: Expected an expression"),
+    ],
+)
+def test_a_chat_template_that_refuses_a_prompt(
+    refused: Callable[..., str], model_dir: Path, template: str, prompt: str, why: str
+) -> None:
+    (model_dir / "chat_template.jinja").write_text(template)
+    assert why in refused("--env.prompt", prompt)
+
+
 def test_an_empty_data_set(refused: Callable[..., str], data_file: Path) -> None:
     data_file.write_text("")
     assert "holds no prompts" in refused()

@@ -111,11 +111,8 @@ class PeerActor:
             self.begun_too_early.append(task.id)
         await asyncio.sleep(self.rng.expovariate(1 / 0.004))
         failed = self.rng.random() < self.fail_share
-        header = header_for(task, self.rng, Version(version.lineage, max(version.number, task.min_version)), failed,
-                            self.right_share)  # fmt: skip
-        header = msgspec.structs.replace(
-            header, payload_bytes=0 if failed else self.payload_bytes, fingerprints=self.fingerprints
-        )
+        header = self.header_for(task, Version(version.lineage, max(version.number, task.min_version)), failed)
+        failed = not header.usable
         payload = b"" if failed or task.kind == "eval" else b"p" * header.payload_bytes
         while True:
             try:
@@ -128,6 +125,13 @@ class PeerActor:
                 await asyncio.sleep(0.02)
         if stored and not failed:
             self.headers[task.id] = header
+
+    def header_for(self, task: Task, version: Version, failed: bool) -> GroupHeader:
+        """What a task comes to."""
+        header = header_for(task, self.rng, version, failed, self.right_share)
+        return msgspec.structs.replace(
+            header, payload_bytes=0 if failed else self.payload_bytes, fingerprints=self.fingerprints
+        )
 
 
 def header_for(
