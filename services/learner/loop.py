@@ -10,7 +10,7 @@ A step is trained once per lineage.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from services.learner.talk.idle import waiting_text
 from services.learner.talk.post import Post
 from services.learner.talk.told import Told
 from services.learner.weights import checkpoint, publish
-from services.learner.weights.publisher import Publisher
+from services.learner.weights.publisher import TRIES, Publisher
 from services.learner.weights.room import until_written
 from services.learner.weights.transports import make_sender
-from shared import streams
+from shared import heartbeats, streams
 from shared.config import Config
 from shared.messages import (
     Batch,
@@ -145,15 +145,23 @@ class Loop:
         if not groups_are_coming and not starting:
             self.post.warn(text)
         if not (self._publisher.is_whole() and self._sender.has(self._publisher.notice)):
-            self._write_weights_again()
+            self._write_weights_again(
+                f"the files of version {self.version} were damaged or gone, and are written again."
+            )
+        elif tries := self._publisher.try_again(self._reported(["refused"])):
+            told = f"announced again with another canary, {tries} of at most {TRIES} times"
+            self._write_weights_again(f"weights {self.version} are refused by an actor, and are {told}.")
 
-    def _write_weights_again(self) -> None:
-        """Actors refuse a version whose files are damaged; where none has taken it, no group for a step comes."""
+    def _write_weights_again(self, why: str) -> None:
+        """Where no actor takes a version, no group for a step comes."""
         self._publish()
         with self.post.letter("announce the version again") as letter:
             letter.notice(self._publisher.notice)
-            text = f"the files of version {self.version} were damaged or gone, and are written again."
-            letter.event("warning", text=text)
+            letter.event("warning", text=why)
+
+    def _reported(self, fields: Sequence[str] = heartbeats.VERSIONS) -> set[Version]:
+        """The versions that live actors name in these fields of their heartbeats."""
+        return self.post.patiently("read heartbeats", lambda: publish.versions_in_use(self.client, self.keys, fields))
 
     def handle(self, entry: Entry) -> bool:
         """Do what one entry says; True after Finish."""
@@ -305,8 +313,7 @@ class Loop:
                 letter.event("warning", text=text)
         self._told.keep(trained, references)
         with self.trainer.clock("publish"):
-            in_use = self.post.patiently("read heartbeats", lambda: publish.versions_in_use(self.client, self.keys))
-            self._publisher.delete_unused(in_use)
+            self._publisher.delete_unused(self._reported())
         metrics.export(numbers, self.version, self.store.dead_letters - self._dead_letters_seen)
         self._dead_letters_seen = self.store.dead_letters
 

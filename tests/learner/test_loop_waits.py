@@ -1,5 +1,6 @@
 """What the loop does and says while it waits, and when Redis runs short of memory."""
 
+import json
 import threading
 from functools import partial
 from typing import Any
@@ -79,6 +80,29 @@ def test_a_version_whose_files_are_damaged_is_written_again_while_the_learner_wa
     weights.verify(folder, notices[0].digest)
     told = [record["text"] for _, record in events.parse(client.xrange(KEYS.events))]
     assert "the files of version 0.0 were damaged or gone, and are written again." in told
+
+
+@pytest.mark.slow
+def test_a_version_that_an_actor_refuses_is_announced_again_with_other_canaries_and_not_for_ever(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    monkeypatch.setattr("shared.waiting.FIRST_S", 0.2)  # and each time after as long again
+    loop = Loop(of_steps(config, 1), Stop())
+    client.sadd(KEYS.actors, "a")
+    client.set(KEYS.actor("a"), json.dumps({"refused": [0, 0]}))
+    last = threading.Timer(9.0, lambda: [feed(batch(0)), feed(Finish())])
+    last.start()
+    loop.run()
+    last.join()
+    notices = [decode(fields[FIELD], WeightsNotice) for _, fields in client.xrange(KEYS.weights)]
+    assert [notice.version.number for notice in notices] == [0, 0, 0, 0, 1], "three more times, then no more"
+    assert len({notice.digest for notice in notices[:4]}) == 1
+    canaries = [tuple(c.tokens) for notice in notices[:4] for c in notice.canary]
+    assert len(set(canaries)) == len(canaries) == 4 * config.weights.canary_sequences
+    told = [record["text"] for _, record in events.parse(client.xrange(KEYS.events))]
+    assert sum("weights 0.0 are refused by an actor" in text for text in told) == 3
+    assert any("3 of at most 3 times" in text for text in told)
 
 
 def test_on_a_server_that_is_short_of_memory_a_checkpoint_comes_early(config: Config, client: Any, feed: Feed) -> None:

@@ -15,7 +15,7 @@ Measured over 128 tokens at a time, with the models of the examples (2 and 3 lay
     every weight off by 1e-5           at least 2e-4              not seen
     every weight off by 1e-3           at least .02               .021 to .083    .18
 
-A version that is a step too old differs by the learning rate, 1e-6, in every weight: 3e-5 nats in the mean, which neither
+A version that is a step too old differs by the learning rate, 1e-6, in every weight: 3e-5 nats in the mean, which no
 limit shows; there the digest alone tells it.
 """
 

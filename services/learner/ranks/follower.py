@@ -13,6 +13,7 @@ from services.learner.step import scan
 from services.learner.stop import Stop
 from services.learner.talk.patience import patiently
 from services.learner.weights import publish
+from services.learner.weights.publisher import how_many
 from shared.config import Config
 from shared.redis_client import connect
 from shared.streams import Keys
@@ -20,7 +21,7 @@ from shared.streams import Keys
 
 def follow(config: Config) -> None:
     """Until rank 0 says that the run is over."""
-    ranks, stop, w = join(pick_device(config.learner.device)), Stop(), config.weights
+    ranks, stop = join(pick_device(config.learner.device)), Stop()
     trainer = assemble(config, stop, ranks).trainer
     model, keys = trainer.model, Keys(config.run.name)
     store = Store(
@@ -31,7 +32,7 @@ def follow(config: Config) -> None:
         vocabulary=vocabulary_of(model),
         context=context_of(model),
     )
-    publish.sampled_sequences(model, w.canary_sequences, w.canary_tokens)  # beside rank 0's publisher
+    publish.sampled_sequences(model, *how_many(config.weights))  # beside rank 0's publisher
 
     def own(ids: list[str], order: orders.Learn | orders.Look, *, reference: bool) -> Fetched:
         wanted = orders.own(ids, order, ranks.rank)

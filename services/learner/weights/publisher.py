@@ -12,7 +12,15 @@ from shared import weights
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import WeightsNotice
+from shared.settings import Weights
 from shared.versions import Version
+
+TRIES = 3  # announcements of a version that an actor refuses, after the first
+
+
+def how_many(settings: Weights) -> tuple[int, int]:
+    """Sequences to have at hand, of how many tokens."""
+    return settings.canary_sequences * (1 + TRIES), settings.canary_tokens
 
 
 class Publisher:
@@ -26,13 +34,31 @@ class Publisher:
         self._model, self.companions = model, companions
         w = self._settings
         self._dtype = None if w.dtype == "model" else getattr(torch, w.dtype)
-        self.canary = publish.sampled_sequences(model, w.canary_sequences, w.canary_tokens)
+        self._sequences = publish.sampled_sequences(model, *how_many(w))
+        self._again: tuple[Version, int] | None = None  # which version was announced again, and how often
         publish.clear_unfinished(self._dir)
 
     def trained_on(self, groups: Sequence[Group]) -> None:
         """Take the next canaries from these groups, where they have any."""
-        w = self._settings
-        self.canary = publish.stored_sequences(groups, w.canary_sequences, w.canary_tokens) or self.canary
+        self._sequences = publish.stored_sequences(groups, *how_many(self._settings)) or self._sequences
+
+    @property
+    def canary(self) -> list[list[int]]:
+        """The sequences that prove the next version."""
+        return self._sequences[: self._settings.canary_sequences]
+
+    def try_again(self, refused: set[Version]) -> int:
+        """Where the last version is among those that actors refuse, take other sequences: which try it is; 0: none.
+
+        What refuses right weights by chance may take them by another; what are wrong files stay wrong.
+        """
+        version, count = self.notice.version, self._settings.canary_sequences
+        tries = self._again[1] if self._again and self._again[0] == version else 0
+        if version not in refused or tries == TRIES:
+            return 0
+        self._again = version, tries + 1
+        self._sequences = self._sequences[count:] + self._sequences[:count]
+        return tries + 1
 
     def publish(self, version: Version) -> None:
         """Write the version's folder; `notice` is the caller's to send."""
