@@ -1,6 +1,7 @@
 """One process on one GPU: a lease per device in Redis, held by a heartbeat and taken before torch is imported.
 
     learner: claims, and says that it has chosen          actors of its run: wait for that, then claim theirs
+             (or, where it claims none, says just that: shared/learner_mark.py)
     held -> renewed every 5 s -> released at the end | expired 30 s after its holder died -> free
     held -> not renewed for 25 s -> its holder ends itself, before anybody else can claim it
 
@@ -28,6 +29,7 @@ from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
 from shared.gpus import VISIBLE_VARIABLE, visible_gpus
+from shared.outage import raise_if_refused
 from shared.redis_client import connect
 from shared.streams import Keys
 
@@ -62,7 +64,7 @@ return taken
 
 # A key that is gone (the server was away longer than a lease lasts) is taken again, unless another holds it. A full
 # server refuses SET, and takes PEXPIRE.
-_RENEW = """
+RENEW = """
 for i = 1, #KEYS do
   local holder = redis.call('GET', KEYS[i])
   if holder and holder ~= ARGV[1] then return 0 end
@@ -73,7 +75,7 @@ end
 return 1
 """
 
-_RELEASE = """
+RELEASE = """
 for i = 1, #KEYS do
   if redis.call('GET', KEYS[i]) == ARGV[1] then redis.call('DEL', KEYS[i]) end
 end
@@ -103,11 +105,11 @@ class GpuLease:
         could soon.
         """
         self.devices: list[str] = []
-        self.owner = f"{role}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        self.owner = owner_name(role)
         self._config, self._role, self._count = config, role, count
         self._lease_s, self._on_lost = lease_s, on_lost
         self._keys: list[str] = []
-        self._mark = _PREFIX + "learner:" + config.run.name
+        self._mark = mark_of(config.run.name)
         self._said, self._next_say = "", 0.0
         self._over = threading.Event()
         self._leaving = threading.Lock()
@@ -136,6 +138,7 @@ class GpuLease:
         try:
             answer = self._script(_CLAIM, [self._mark, *map(_lease_key, idle)], [self._count, self._order()])
         except (redis.RedisError, OSError) as error:
+            raise_if_refused(error)
             self._say(f"Redis does not answer ({error})")
             return False
         if answer[0] != b"claimed":
@@ -157,7 +160,7 @@ class GpuLease:
         if self._thread is not None:
             self._thread.join(timeout=LEAVE_S)
             try:
-                self._script(_RELEASE, self._keys, [])
+                self._script(RELEASE, self._keys, [])
             except (redis.RedisError, OSError) as error:
                 log.warning("the GPUs are free again in %g s (%s)", self._lease_s, error)
         self.devices, self._thread = [], None
@@ -208,7 +211,7 @@ class GpuLease:
         while not self._over.wait(pause):
             asked = time.monotonic()
             try:
-                held = self._script(_RENEW, self._keys, [])
+                held = self._script(RENEW, self._keys, [])
             except (redis.RedisError, OSError) as error:
                 log.debug("the lease on GPUs was not renewed: %s", error)
                 continue
@@ -244,6 +247,16 @@ class GpuLease:
 
     def _script(self, script: str, keys: Sequence[str], more: Sequence[str | int]) -> Any:
         return self._connected().eval(script, len(keys), *keys, self.owner, int(self._lease_s * 1000), *more)
+
+
+def owner_name(role: Role) -> str:
+    """Unique to a process's life on any machine."""
+    return f"{role}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def mark_of(run: str) -> str:
+    """The key that says that the run's learner has chosen."""
+    return _PREFIX + "learner:" + run
 
 
 def _lease_key(uuid: str) -> str:

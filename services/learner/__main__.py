@@ -3,13 +3,14 @@
 import logging
 import os
 import signal
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from services.learner.ranks import launch
 from services.learner.stop import Stop, Stopped, leave
 from shared.config import Config
 from shared.errors import UserError
 from shared.gpu_lease import GpuLease, wait_until_claimed
+from shared.learner_mark import LearnerMark
 from shared.metrics import serve_metrics
 from shared.model_files import find_model
 from shared.redis_client import wait_until_up
@@ -33,25 +34,30 @@ def serve(config: Config) -> None:
         raise UserError("redis.url is empty: name the server, as in redis://127.0.0.1:6379/0.")
     wait_until_up(config.redis.url, config.redis.wait_s)
     if launch.is_rank():
-        with suppress(Stopped):
+        with suppress(Stopped), LearnerMark(config):
             _lead(config, stop)
         return
 
     lease = GpuLease(config, "learner", config.learner.ranks)
     try:
         wait_until_claimed(lease, stop.wait)
-        if config.learner.ranks > 1:
-            if status := launch.run_ranks(config.learner.ranks):
-                leave(status)
-            return
-        log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
-        from services.learner.loop import Loop  # torch, only once all that needs none is right and the GPU is ours
-
-        Loop(config, stop).run()
+        with nullcontext() if lease.devices else LearnerMark(config):
+            _work(config, stop)
     except Stopped:
         log.info("stopped")
     finally:
         lease.release()
+
+
+def _work(config: Config, stop: Stop) -> None:
+    if config.learner.ranks > 1:
+        if status := launch.run_ranks(config.learner.ranks):
+            leave(status)
+        return
+    log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
+    from services.learner.loop import Loop  # torch, only once all that needs none is right and the GPU is ours
+
+    Loop(config, stop).run()
 
 
 def _lead(config: Config, stop: Stop) -> None:
