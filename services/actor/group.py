@@ -74,11 +74,6 @@ async def roll_out(
     return Group(header, payload, rollouts, prompt)
 
 
-async def _play_all(task: Task, player: Player, prompt: list[int], rollouts: list[Rollout], deadline_s: float) -> None:
-    def seed(rollout: int) -> Callable[[int], int]:
-        return lambda turn: derive(task.seed, rollout, turn)
-
-    plays = [
 def _prompt(task: Task, player: Player, config: Config) -> list[int]:
     prompt, limit = player.codec.prompt(task.messages, config.env.prompt), config.rollout.max_prompt_tokens
     if not 0 < len(prompt) <= limit:
@@ -86,6 +81,11 @@ def _prompt(task: Task, player: Player, config: Config) -> list[int]:
     return prompt
 
 
+async def _play_all(task: Task, player: Player, prompt: list[int], rollouts: list[Rollout], deadline_s: float) -> None:
+    def seed(rollout: int) -> Callable[[int], int]:
+        return lambda turn: derive(task.seed, rollout, turn)
+
+    plays = [
         asyncio.ensure_future(player.play(rollout, prompt, task.temperature, seed(i)))
         for i, rollout in enumerate(rollouts)
     ]
