@@ -56,6 +56,9 @@ async def roll_out(
     rollouts = [Rollout() for _ in range(task.group_size)]
     marks = await fingerprints()
     await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s)
+    for rollout in rollouts:
+        if rollout.indexes - {marks.get("index")}:  # it changed meanwhile, or replicas serve different ones
+            rollout.status = ENV_FAILED
     unanswered = sum(r.status == ENV_FAILED for r in rollouts)
     metrics.ENV_FAILURES.inc(unanswered)
     TROUBLES.note("environment", unanswered)

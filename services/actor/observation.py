@@ -16,6 +16,7 @@ class Document:
     id: str
     title: str
     text: str
+    index: str = ""  # the fingerprint of the one it is from, where the retriever says it
 
 
 def observation(

@@ -6,6 +6,7 @@ left anyway, and nobody waits for another one's delay.
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ import httpx
 from services.actor.observation import Document
 from shared.config import Config, without_password
 from shared.latency import Latency
+from shared.retrieval import INDEX_HEADER
 
+log = logging.getLogger("headrace")
 WINDOW_S = 0.002  # how long a query waits for company
 MAX_MERGED = 128  # queries of one request
 MAX_ANSWER_BYTES = 64 * 2**20  # of one answer, unpacked
@@ -90,7 +93,10 @@ class Retriever:
         return found
 
     async def index(self) -> str:
-        """The fingerprint of the retriever's index, asked again after it was away. Raises RetrievalFailed."""
+        """The fingerprint of the retriever's index, asked again after it was away. Raises RetrievalFailed.
+
+        Where its answers say theirs it is that of the last one: behind an address several may take turns.
+        """
         index = self._index
         if index is None:
             index = self._index = await self._retry(self._ask_index)
@@ -148,27 +154,34 @@ class Retriever:
 
     async def _post(self, queries: list[str]) -> list[list[Document]]:
         request = {"queries": queries, "topk": self.topk, "return_scores": True}
-        status, body = await self._read("POST", "/retrieve", json=request)
+        status, body, headers = await self._read("POST", "/retrieve", json=request)
         if 400 <= status < 500:
             text = body[:200].decode(errors="replace")
             raise _Refused(f"{without_password(self.url)} refused the query: {status} {text}")
-        return [found[: self.topk] for found in documents_of(_json(status, body), len(queries))]
+        index = _printable(headers.get(INDEX_HEADER, ""))
+        found = documents_of(_json(status, body), len(queries), index)
+        if index and index != self._index:
+            if self._index is not None:
+                log.warning("%s answers from index %s, no more %s", without_password(self.url), index, self._index)
+            self._index = index
+        return [documents[: self.topk] for documents in found]
 
     async def _ask_index(self) -> str:
-        answer = _json(*await self._read("GET", "/health"))
+        status, body, _ = await self._read("GET", "/health")
+        answer = _json(status, body)
         if not isinstance(answer, dict) or not isinstance(answer.get("index"), str):
             return ""  # another retriever, which has no fingerprint
         return _printable(answer["index"])
 
-    async def _read(self, method: str, path: str, **more: Any) -> tuple[int, bytes]:
-        """Status and body of an answer that is not larger than any honest one."""
+    async def _read(self, method: str, path: str, **more: Any) -> tuple[int, bytes, httpx.Headers]:
+        """Status, body and headers of an answer that is not larger than any honest one."""
         body = bytearray()
         async with self._client.stream(method, self.url + path, **more) as response:
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > MAX_ANSWER_BYTES:
                     raise _BadAnswer(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-        return response.status_code, bytes(body)
+        return response.status_code, bytes(body), response.headers
 
 
 class _BadAnswer(Exception):
@@ -179,12 +192,12 @@ class _Refused(Exception):
     """A 4xx: the same request would be refused again."""
 
 
-def documents_of(answer: Any, queries: int) -> list[list[Document]]:
+def documents_of(answer: Any, queries: int, index: str = "") -> list[list[Document]]:
     """Read both shapes of an answer: {"document", "score"} pairs or bare documents. Raises _BadAnswer for any other."""
     result = answer.get("result") if isinstance(answer, dict) else None
     if not isinstance(result, list) or len(result) != queries:
         raise _BadAnswer(f"no list of {queries} results in the answer")
-    return [[_document(hit) for hit in _list(hits)] for hits in result]
+    return [[_document(hit, index) for hit in _list(hits)] for hits in result]
 
 
 def _list(hits: Any) -> list[Any]:
@@ -193,7 +206,7 @@ def _list(hits: Any) -> list[Any]:
     return hits
 
 
-def _document(hit: Any) -> Document:
+def _document(hit: Any, index: str) -> Document:
     document = hit.get("document", hit) if isinstance(hit, dict) else None
     if not isinstance(document, dict):
         raise _BadAnswer("a hit is not a document")
@@ -204,7 +217,7 @@ def _document(hit: Any) -> Document:
             raise _BadAnswer("a document without contents")
         title, _, text = contents.partition("\n")
         title = title.strip('"')
-    return Document(_printable(document.get("id", "")), _printable(title), _printable(text))
+    return Document(_printable(document.get("id", "")), _printable(title), _printable(text), index)
 
 
 def _printable(value: Any) -> str:

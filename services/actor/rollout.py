@@ -54,6 +54,7 @@ class Rollout:
     turns: list[tuple[int, int]] = field(default_factory=list)  # sampled pieces: [start, end)
     pieces: list[tuple[str, str]] = field(default_factory=list)  # ("policy" | "environment", text)
     documents: list[list[str]] = field(default_factory=list)  # ids, per search
+    indexes: set[str] = field(default_factory=set)  # that these are from, where the retriever says it
     searches: int = 0
     env_seconds: float = 0.0
     status: str = TIMED_OUT
@@ -129,6 +130,7 @@ class Player:
                 r.env_seconds += time.monotonic() - started
             r.searches += 1
             r.documents.append([d.id for d in found])
+            r.indexes |= {d.index for d in found if d.index}
             limit = min(room, self.budget.max_observation_tokens)
             ids = observation(found, self.codec.encode, limit, self.codec.special_tokens)
         else:

@@ -33,6 +33,7 @@ from services.env_search.requests import (
     read_body,
 )
 from shared.metrics import watch_loop_lag
+from shared.retrieval import INDEX_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
     """The application around an open index."""
     metrics = retriever.metrics
     ready, intake = asyncio.Event(), Intake()
+    headers = {INDEX_HEADER: retriever.index.manifest.fingerprint}
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -146,7 +148,7 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
             log.exception("a search failed")
             return _error(metrics, 500, "failed", "The search failed: the log of env_search says why.")
         metrics.latency.observe(time.monotonic() - started)
-        return Response(body, media_type="application/json")
+        return Response(body, media_type="application/json", headers=headers)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

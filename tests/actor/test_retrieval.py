@@ -16,6 +16,7 @@ class Server:
     def __init__(self, reply: Callable[[list[str]], tuple[int, object] | None]) -> None:
         self.reply = reply
         self.requests: list[list[str]] = []
+        self.index = ""  # that its answers name; none as other retrievers
 
     async def __aenter__(self) -> "Server":
         self.handlers: set[asyncio.Task] = set()
@@ -48,7 +49,8 @@ class Server:
                     return
                 status, body = answer
             data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-            head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\nconnection: close\r\n\r\n"
+            named = f"X-Headrace-Index: {self.index}\r\n" if self.index else ""
+            head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n{named}connection: close\r\n\r\n"
             writer.write(head.encode() + data)
             await writer.drain()
         finally:
@@ -148,6 +150,17 @@ async def test_the_index_is_asked_again_after_an_outage():
         retriever.url = server.url
         assert retriever._index is None
         assert await retriever.index() == "f1"
+
+
+async def test_another_index_behind_the_same_address_is_noticed_by_its_answers():
+    async with Server(right) as server, client(server) as retriever:
+        assert await retriever.index() == "f1"
+        assert [d.index for d in await retriever.search("q")] == [""]
+        assert await retriever.index() == "f1", "answers of other retrievers name none"
+        for index in ("f1", "f2", "f1"):
+            server.index = index
+            assert [d.index for d in await retriever.search("q")] == [index]
+            assert await retriever.index() == index
 
 
 async def test_a_latency_is_waited_behind_the_answer_and_holds_up_nobody_else():

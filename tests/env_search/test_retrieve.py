@@ -43,6 +43,7 @@ def test_search_r1_requests_are_answered_byte_for_byte(small_index: OpenIndex, s
         reply = client.post("/retrieve", json=body)
         assert reply.status_code == 200
         assert reply.headers["content-type"] == "application/json"
+        assert reply.headers["x-headrace-index"] == client.get("/health").json()["index"]
         assert reply.content == expected(small_index, QUERIES[:count], 2, scores)
         assert client.post("/retrieve", json=body).content == reply.content, "the answer from the cache differs"
         assert len(reply.json()["result"]) == count
