@@ -59,7 +59,12 @@ def has_adapters(model: Any) -> bool:
 
 def adapters_of(model: Any) -> dict[str, Tensor]:
     """The adapters of a model, A and B of each layer, by their names in the file; the tensors are the model's own."""
-    return {_file_name(name): p.data for name, p in model.named_parameters() if ".lora_" in name}
+    return {name: p.data for name, p in parameters_of(model).items()}
+
+
+def parameters_of(model: Any) -> dict[str, Tensor]:
+    """The same by the model's parameters, which can be given other tensors."""
+    return {_file_name(name): p for name, p in model.named_parameters() if ".lora_" in name}
 
 
 def _file_name(parameter: str) -> str:

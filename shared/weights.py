@@ -5,23 +5,20 @@
 A directory under its final name is complete; `manifest.json` lists each file's size and the digest of the whole.
 """
 
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
-from shared.cores import share_of_cores
+from blake3 import blake3
+
 from shared.errors import UserError
 from shared.versions import Version
 
 MANIFEST = "manifest.json"
-_CHUNK = 2**22
-_PLAIN_DIGITS = 32
-HASHERS = 4  # threads, at most: beside them an actor goes on sampling
+_CHUNK = 2**20
 
 
 def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tuple[Path, str, int]:
@@ -69,35 +66,25 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def digest_of(directory: Path, like: str = "") -> tuple[str, int]:
-    """(SHA-256 of every file but the manifest, by name order, folders within included; their total bytes).
-
-    It is taken of the digests of pieces, which several threads work out, since a swap waits for it twice. `like`: the
-    digest it is to be compared with; those of before were BLAKE2b of the files themselves.
-    """
-    plain = len(like) == _PLAIN_DIGITS
-    total, hasher = 0, hashlib.blake2b(digest_size=_PLAIN_DIGITS // 2) if plain else hashlib.sha256()
-    with ThreadPoolExecutor(min(HASHERS, share_of_cores(1))) as pool:
-        for file in sorted(path for path in directory.rglob("*") if path.is_file()):
-            name, size = file.relative_to(directory).as_posix(), file.stat().st_size
-            if name == MANIFEST:
-                continue
-            hasher.update(f"{name}\0{size}\0".encode())
-            starts = range(0, size, _CHUNK)
-            for piece in map(partial(_piece, file), starts) if plain else pool.map(partial(_digest, file), starts):
-                hasher.update(piece)
-            total += size
+def digest_of(directory: Path) -> tuple[str, int]:
+    """(BLAKE3 of every file but the manifest, by name order, folders within included; their total bytes)."""
+    total, hasher = 0, blake3()
+    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+        name, size = file.relative_to(directory).as_posix(), file.stat().st_size
+        if name == MANIFEST:
+            continue
+        hasher.update(f"{name}\0{size}\0".encode())
+        update_from(hasher, file)
+        total += size
     return hasher.hexdigest(), total
 
 
-def _piece(file: Path, start: int) -> bytes:
-    with file.open("rb") as stream:
-        stream.seek(start)
-        return stream.read(_CHUNK)
-
-
-def _digest(file: Path, start: int) -> bytes:
-    return hashlib.sha256(_piece(file, start)).digest()
+def update_from(hasher: blake3, file: Path) -> None:
+    """Add a file's content. It is read, not mapped: a map of a file that a shared folder has lost ends the process."""
+    buffer = memoryview(bytearray(_CHUNK))
+    with file.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            hasher.update(buffer[:count])
 
 
 def verify(directory: Path, digest: str) -> None:
@@ -106,7 +93,7 @@ def verify(directory: Path, digest: str) -> None:
         raise UserError(
             f"weights {directory} are not there: do learner and actors share the folder, or weights.transport 'redis'?"
         )
-    found, _ = digest_of(directory, like=digest)
+    found, _ = digest_of(directory)
     if found != digest:
         raise UserError(
             f"weights {directory} have digest {found}, announced was {digest}: the files are damaged or replaced."

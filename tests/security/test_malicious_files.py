@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from services.actor.engines.engine import CanaryRefused
-from services.actor.engines.torch_model import TorchModel, read_weights
+from services.actor.engines.torch_model import TorchModel
 from services.actor.engines.vllm_setup import engine_arguments
 from services.actor.text import Codec
 from services.env_search.backend import IndexSpec
@@ -79,9 +79,10 @@ def test_weights_that_are_a_pickle_are_refused(folder: Path, mark: Path, loader:
     assert str(folder) in str(refused.value) and not mark.exists()
 
 
-def test_published_weights_that_are_a_pickle_are_refused(folder: Path, mark: Path):
+def test_published_weights_that_are_a_pickle_are_refused(folder: Path, mark: Path, tmp_path: Path):
+    model = TorchModel(tiny_model.write_model(tmp_path / "loaded", seed=0), "cpu", torch.float32)
     with pytest.raises(CanaryRefused, match="no safetensors"):
-        read_weights(folder)
+        model.read(folder)
     assert not mark.exists()
 
 

@@ -1,7 +1,5 @@
 """Weights on disk: whole or not there, and never silently different."""
 
-import hashlib
-
 import pytest
 
 from shared import weights
@@ -45,19 +43,10 @@ def test_publishing_again_replaces_and_deleting_removes(tmp_path):
     assert weights.published(tmp_path) == [Version(0, 9)]
 
 
-def test_a_digest_of_the_form_before_is_still_known(tmp_path):
-    (tmp_path / "a").write_bytes(b"x" * 5_000_000)
-    hasher = hashlib.blake2b(b"a\x005000000\0" + b"x" * 5_000_000, digest_size=16)
-    weights.verify(tmp_path, hasher.hexdigest())
-    (tmp_path / "a").write_bytes(b"x" * 4_999_999 + b"y")
-    with pytest.raises(UserError, match="damaged"):
-        weights.verify(tmp_path, hasher.hexdigest())
-
-
 def test_a_byte_of_any_piece_changes_the_digest(tmp_path):
     file, size = tmp_path / "a", 9_000_000
     seen = set()
-    for place in (0, 4_194_303, 4_194_304, 8_388_608, size - 1):
+    for place in (0, 1_048_575, 1_048_576, 8_388_608, size - 1):
         file.write_bytes(bytes(place) + b"x" + bytes(size - place - 1))
         seen.add(weights.digest_of(tmp_path))
     assert len(seen) == 5 and {total for _, total in seen} == {size}

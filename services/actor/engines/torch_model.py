@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from services.actor.engines.engine import CanaryRefused
 from services.actor.engines.torch_attention import NAME as GROUPED
 from services.actor.engines.torch_cache import SlotCache
-from shared.adapters import adapters_of, add_adapters, has_adapters
+from shared.adapters import add_adapters, has_adapters, parameters_of
 from shared.errors import UserError
 from shared.model_files import NO_CODE
 from shared.settings import Learner
@@ -71,26 +71,31 @@ class TorchModel:
             out.append(logits.log_softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist())
         return out
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """A copy of the weights."""
-        return {name: value.clone() for name, value in self._exchanged().items()}
-
-    def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Put weights in. Raises CanaryRefused, changing nothing, where names or shapes are not this model's."""
-        ours = self._exchanged()
+    def read(self, directory: Path) -> dict[str, torch.Tensor]:
+        """The tensors of a published directory, copied to the device and into the model's types: a file that is
+        damaged later does not reach the model. Outside of the engine's thread. Raises CanaryRefused where names or
+        shapes are not this model's, and where files cannot be read.
+        """
+        state, ours = _read(directory), self._exchanged()
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        missing = set(ours) - set(state) - tied
-        strange = set(state) - set(ours)
+        missing, strange = set(ours) - set(state) - tied, set(state) - set(ours)
         if missing or strange:
             raise CanaryRefused(f"the weights lack {sorted(missing)[:3]} and have unknown {sorted(strange)[:3]}")
         for name, value in state.items():
             if value.shape != ours[name].shape:
                 raise CanaryRefused(f"{name} has shape {tuple(value.shape)}, the model's is {tuple(ours[name].shape)}")
+        return {name: value.to(self.device, ours[name].dtype, copy=True) for name, value in state.items()}
+
+    def exchange(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Compute with these tensors, which nothing copies; returns those they take the place of."""
+        ours = self._exchanged()
+        old = {name: ours[name].data for name in state}
         for name, value in state.items():
-            ours[name].copy_(value)
+            ours[name].data = value
+        return old
 
     def _exchanged(self) -> dict[str, torch.Tensor]:
-        return adapters_of(self.model) if has_adapters(self.model) else self.model.state_dict()
+        return parameters_of(self.model) if has_adapters(self.model) else self.model.state_dict(keep_vars=True)
 
     def _logits(self, inputs: dict[str, Any], rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         if self._short_head:
@@ -107,8 +112,7 @@ class TorchModel:
             return torch.allclose(self.model.get_output_embeddings()(hidden), full, atol=1e-5)
 
 
-def read_weights(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a published directory. Raises CanaryRefused where there are none or they cannot be read."""
+def _read(directory: Path) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {}
     try:
         for file in sorted(directory.glob("*.safetensors")):

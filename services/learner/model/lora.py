@@ -4,7 +4,6 @@ A checkpoint or version holds the adapters, and `base.json` says what they belon
 again by leaving the adapters out, so a KL term to it needs no second model.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from services.learner.weights.model_writer import written
 from shared.adapters import CONFIG, WEIGHTS, adapters_of, add_adapters
 from shared.errors import UserError
 from shared.settings import Learner
+from shared.weights import update_from
 
 log = logging.getLogger("headrace")
 BASE = "base.json"
@@ -75,11 +76,10 @@ def write_adapters(model: Any, folder: Path) -> None:
 
 
 def digest_of_base(folder: Path) -> str:
-    """blake2b of a model's weights, file by file."""
-    hasher = hashlib.blake2b(digest_size=16)
+    """BLAKE3 of a model's weights, file after file."""
+    hasher = blake3()
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            hasher.update(hashlib.file_digest(file, hashlib.blake2b).digest())
+        update_from(hasher, path)
     return hasher.hexdigest()
 
 

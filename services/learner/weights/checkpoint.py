@@ -92,7 +92,7 @@ def _load_state(file: Path) -> dict[str, Any]:
 def _fault(folder: Path) -> str:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        digest, _ = digest_of(folder, like=str(manifest.get("digest")))
+        digest, _ = digest_of(folder)
     except (OSError, ValueError) as error:
         return f"it is not complete ({error})"
     if digest != manifest.get("digest"):
