@@ -34,6 +34,7 @@ PATH_KEYS = (
     "search.encoder",
     "weights.dir",
     "weights.received",
+    "reward.function",  # FILE.py:NAME
 )
 _NOT_SETTINGS = {CONFIG_FILE_VARIABLE, "HEADRACE_REQUIRE_VLLM", "HEADRACE_LOG", "HEADRACE_GPUS"}
 
@@ -210,9 +211,15 @@ def _beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
         section, _, key = dotted.partition(".")
         table = tree.get(section)
         value = table.get(key) if isinstance(table, dict) else None
-        if table and isinstance(value, str) and value and (folder / value).exists():
-            table[key] = str((folder / value).resolve())
+        if table and isinstance(value, str):
+            table[key] = placed(dotted, value, folder)
     return tree
+
+
+def placed(dotted: str, value: str, folder: Path) -> str:
+    """The value of one of PATH_KEYS as an absolute path where `folder` has it, else as it is."""
+    path, colon, name = value.rpartition(":") if dotted == "reward.function" else (value, "", "")
+    return f"{(folder / path).resolve()}{colon}{name}" if path and (folder / path).exists() else value
 
 
 def _from_environ(environ: Mapping[str, str]) -> list[tuple[str, Any]]:

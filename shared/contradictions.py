@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import UserError
 from shared.latency import parse_latency
+from shared.rewards.own import REFERENCE
 
 if TYPE_CHECKING:
     from shared.config import Config
@@ -111,6 +112,13 @@ def _loss_contradictions(c: Config) -> Iterator[str]:
         yield (
             "learner.replay_shaping and learner.proximal_cap both change how far a replayed rollout may have moved: "
             "set one of them to 0."
+        )
+    if reward.function and not REFERENCE.fullmatch(reward.function):
+        yield f"reward.function = '{reward.function}' names no function: write FILE.py:NAME."
+    if reward.function and reward.format_score:
+        yield (
+            "reward.format_score is added by reward.kind, and reward.function decides the whole reward: "
+            "leave one of the two out."
         )
     turn = c.rollout.max_turn_tokens
     if reward.overlong_tokens >= turn:

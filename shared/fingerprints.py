@@ -10,9 +10,12 @@ A stored group whose fingerprints differ is dropped: its tokens, rewards or pass
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from shared.config import Config
 from shared.rewards import fingerprint as reward_fingerprint
+from shared.rewards import own
+from shared.settings import Reward
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "vocab.txt")
 _TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")
@@ -35,11 +38,15 @@ def fingerprints(config: Config, model_dir: Path, index: str) -> dict[str, str]:
     return {
         "tokenizer": digest(*_contents(model_dir, _TOKENIZER_FILES)),
         "template": digest(rules, *_contents(model_dir, _TEMPLATE_FILES)),
-        "reward": reward_fingerprint(
-            **c.reward.model_dump(), advantage=c.learner.advantage, headroom=c.replay.headroom
-        ),
+        "reward": reward_fingerprint(**_reward(c.reward), advantage=c.learner.advantage, headroom=c.replay.headroom),
         "index": index,
     }
+
+
+def _reward(settings: Reward) -> dict[str, Any]:
+    """What a reward depends on: of a function of one's own the text of its file, wherever that lies."""
+    dumped = settings.model_dump(exclude={"function", "timeout_s"})
+    return dumped | ({"function": own.fingerprint_of(settings.function)} if settings.function else {})
 
 
 def _contents(directory: Path, names: tuple[str, ...]) -> list[bytes]:

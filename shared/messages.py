@@ -60,6 +60,7 @@ class Task(Message, frozen=True, tag="task"):
     data_source: str
     messages: list[dict[str, str]]  # chat messages; the actor applies the template and tokenises
     ground_truth: list[str]
+    extra: str = ""  # the row's other columns as JSON, where reward.function may want them
     round: int = -1  # EVAL: the weights number this evaluation is of; AGAIN: the step that asked
 
 
@@ -96,11 +97,11 @@ class GroupHeader(Message, frozen=True, tag="group"):
         return not self.failure
 
     @property
-    @property
     def refused(self) -> bool:
         """Whether the prompt itself cannot be used, so that nothing was rolled out and no attempt will do better."""
         return bool(self.failure) and not self.rewards
 
+    @property
     def scored(self) -> list[float]:
         """The rewards that exist."""
         return [r for r in self.rewards if r is not None]

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.replay.policies import get_policy
 from services.replay.rules import no_slots
-from shared.config import PATH_KEYS, Config, load, read_toml
+from shared.config import PATH_KEYS, Config, load, placed, read_toml
 from shared.errors import UserError
 from shared.nearest import hint
 
@@ -223,9 +223,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _beside(file: Path, key: str, value: Any) -> Any:
     """A path that exists beside the study means that one."""
-    if key in PATH_KEYS and isinstance(value, str) and value and (file.parent / value).exists():
-        return str((file.parent / value).resolve())
-    return value
+    return placed(key, value, file.parent) if key in PATH_KEYS and isinstance(value, str) else value
 
 
 def _word(value: Any) -> str:

@@ -23,6 +23,7 @@ from shared.config import Config, load
 from shared.errors import UserError
 from shared.evaluation.records import Job, Question
 from shared.prompts import Example
+from shared.rewards import own
 
 SEARCH_TASK = {"env.kind": "search", "env.prompt": "search_r1", "reward.kind": "em"}
 MATH_TASK = {"env.kind": "single", "env.prompt": "math", "reward.kind": "math"}
@@ -77,7 +78,7 @@ def make_plan(request: Request) -> Plan:
     words = request.suites or ([config.data.eval] if config.data.eval else [])
     if not words:
         raise UserError(NO_SUITE)
-    questions = questions_of(open_suites(words), request.limit)
+    questions = questions_of(open_suites(words, bool(config.reward.function)), request.limit)
     seed = config.run.seed if request.seed is None else request.seed
     identity = _identity(target, config, words, questions)
     job = Job(
@@ -107,6 +108,8 @@ def _settings(request: Request, target: Target) -> Config:
             "with (--config RUN.toml), or --task search or --task math."
         )
     preset = _preset(task, target, request.out) if file is None or request.task else []
+    if named:  # a benchmark is scored in its own way
+        overrides.append("--reward.function=")
     config = load(file, [*preset, *overrides], environ=request.environ)
     if task and (task == "math") != (config.reward.kind == "math"):
         raise UserError(
@@ -181,6 +184,8 @@ def _identity(target: Target, config: Config, words: Sequence[str], questions: S
     dumped = config.model_dump()
     keys = (*_ASKS, *_LIMITS, *(_PASSAGES if config.env.kind == "search" else ()))
     settings = {key: dumped[key.partition(".")[0]][key.partition(".")[2]] for key in keys}
+    if config.reward.function:
+        settings["reward.function"] = own.fingerprint_of(config.reward.function)
     asked = hashlib.sha256(b"".join(map(msgspec.json.encode, questions))).hexdigest()[:16]
     return {
         "model": target.shown if target.held else f"{target.directory.resolve()} {_print_of(target.directory)}",

@@ -71,15 +71,18 @@ def check_words(words: Sequence[str]) -> None:
         raise UserError(f"--suite {word} is neither a file nor the name of a suite; {hint(word.lower(), known)}")
 
 
-def open_suites(words: Sequence[str]) -> list[Suite]:
-    """Every suite the words name, once each, in order. UserError in a sentence where one cannot be read."""
+def open_suites(words: Sequence[str], whole_rows: bool = False) -> list[Suite]:
+    """Every suite the words name, once each, in order. UserError in a sentence where one cannot be read.
+
+    whole_rows: as for `open_prompts`, of what is no named suite.
+    """
     suites: dict[str, Suite] = {}
     for word in words:
         names = _names(word)
         for name in names:
             suites.setdefault(name, _open_named(name))
         if not names and word not in suites:
-            suites[word] = Suite(word, open_prompts(word), None)
+            suites[word] = Suite(word, open_prompts(word, whole_rows=whole_rows), None)
     return list(suites.values())
 
 
@@ -108,6 +111,7 @@ def _question(number: int, source: str, index: int, example: Example) -> Questio
         id=example.id,
         messages=[{"role": m["role"], "content": m["content"]} for m in messages],
         ground_truth=list(example.ground_truth),
+        extra=example.extra,
     )
 
 

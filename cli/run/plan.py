@@ -92,8 +92,8 @@ def absolute_paths(config: Config) -> Config:
         section, _, key = dotted.partition(".")
         value = dumped[section][key]
         written_here = dotted in ("search.index", "weights.dir", "weights.received")
-        if value and (written_here or Path(value).exists()):
-            values[dotted] = str(Path(value).resolve())
+        if value:
+            values[dotted] = str(Path(value).resolve()) if written_here else configuration.placed(dotted, value, Path())
     return with_values(config, values)
 
 

@@ -20,6 +20,7 @@ from shared.errors import UserError
 from shared.model_files import find_model
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import WEIGHTS_SHARE, wait_until_up
+from shared.rewards import own
 from shared.strangers import refuse_strangers
 
 REDIS_ANSWER_S = 3.0
@@ -52,6 +53,7 @@ class Preflight:
         if not self.dry_run:
             self._disk(model_dir)
         train, held_out = self._data("data.train", self.config.data.train), self._held_out()
+        self._own_reward(train)
         if model_dir is not None:
             self._context(model_dir)
         if not self.dry_run and self.config.redis.url:
@@ -225,7 +227,14 @@ class Preflight:
         if self.dry_run and not Path(source).exists():
             self.notes.append(f"{key} = '{source}' is not on this machine; it was not read.")
             return None
-        return open_prompts(source)
+        return open_prompts(source, whole_rows=bool(self.config.reward.function))
+
+    def _own_reward(self, train: PromptSource | None) -> None:
+        function = self.config.reward.function
+        if function and not own.file_of(function).is_file():
+            self._absent(UserError(f"reward.function = '{function}': there is no such file; check the path."))
+        elif function and train is not None:
+            own.try_out(function, train[0], self.config.reward.timeout_s)
 
     def _held_out(self) -> PromptSource | None:
         return self._data("data.eval", self.config.data.eval) if self.config.data.eval else None

@@ -16,6 +16,7 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.messages import ENV_FAILED, EVAL, KINDS, TIMED_OUT, GroupHeader, Task
 from shared.payload import Payload
+from shared.rewards.own import Asked
 from shared.seeds import derive
 from shared.versions import Version
 
@@ -64,7 +65,8 @@ async def roll_out(
     TROUBLES.note("environment", unanswered)
     metrics.TIMEOUTS.inc(sum(r.status == TIMED_OUT for r in rollouts))
     scores_by = max(started + config.rollout.deadline_s, time.monotonic() + SCORING_S)
-    scores = await score_rollouts(rollouts, task.ground_truth, config, scores_by)
+    asked = Asked.of(task.messages, task.ground_truth, task.data_source, task.extra)
+    scores = await score_rollouts(rollouts, asked, config, scores_by)
     if task.kind != EVAL:
         left = [tokens_left(r, len(prompt), player.budget) for r in rollouts]
         scores = [penalised(s, n, config.reward) for s, n in zip(scores, left, strict=True)]

@@ -15,6 +15,7 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.messages import LARGEST
 from shared.rewards import Scored, score
+from shared.rewards.own import Asked, RewardFailed, score_own
 
 log = logging.getLogger("headrace")
 UNSCORED = Scored(None, False)
@@ -24,15 +25,15 @@ _SCORERS = ThreadPoolExecutor(4, thread_name_prefix="score")
 
 
 async def score_rollouts(
-    rollouts: list[Rollout], ground_truth: list[str], config: Config, deadline: float, late_s: float = LATE_S
+    rollouts: list[Rollout], asked: Asked, config: Config, deadline: float, late_s: float = LATE_S
 ) -> list[Scored]:
     """A score per rollout, from sampled text only; unscored where the rollout did not end by itself.
 
-    Also unscored: what math-verify did not come to before `deadline` (of time.monotonic), being busy with others, and
-    what no reward could be had for `late_s` after it.
+    Also unscored: what no process with math-verify or reward.function was free for before `deadline` (of
+    time.monotonic), and what no reward could be had for `late_s` after it.
     """
     loop = asyncio.get_running_loop()
-    jobs = [loop.run_in_executor(_SCORERS, _score, r, ground_truth, config, deadline) for r in rollouts]
+    jobs = [loop.run_in_executor(_SCORERS, _score, r, asked, config, deadline) for r in rollouts]
     done, _ = await asyncio.wait(jobs, timeout=max(deadline - time.monotonic(), 0) + late_s)
     for job in jobs:
         if job not in done:
@@ -41,21 +42,25 @@ async def score_rollouts(
     return [job.result() if job in done else UNSCORED for job in jobs]
 
 
-def _score(rollout: Rollout, ground_truth: list[str], config: Config, deadline: float) -> Scored:
+def _score(rollout: Rollout, asked: Asked, config: Config, deadline: float) -> Scored:
     if not rollout.scored:
         return UNSCORED
-    text, form = rollout.sampled_text, config.reward.format_score
+    text, reward = rollout.sampled_text, config.reward
     try:
-        scored = score(config.reward.kind, text, ground_truth, format_score=form, deadline=deadline)
-        reward = scored.reward
+        if reward.function:
+            return score_own(reward.function, text, asked, reward.timeout_s, deadline - time.monotonic())
+        scored = score(reward.kind, text, asked.ground_truth, format_score=reward.format_score, deadline=deadline)
+        given = scored.reward
     except UserError:
         raise
+    except RewardFailed as error:
+        return _failed(str(error))
     except Exception as error:  # noqa: BLE001  a reward meets whatever a policy writes
         return _failed(f"raised {type(error).__name__}: {error}")
-    if reward is None:
+    if given is None:
         return scored
-    number = isinstance(reward, int | float) and math.isfinite(reward) and abs(reward) <= LARGEST
-    return scored if number else _failed(f"is {reward!r:.40}, which is no reward")
+    number = isinstance(given, int | float) and math.isfinite(given) and abs(given) <= LARGEST
+    return scored if number else _failed(f"is {given!r:.40}, which is no reward")
 
 
 def _failed(how: str) -> Scored:

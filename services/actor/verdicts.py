@@ -8,6 +8,7 @@ from services.actor.scoring import score_rollouts
 from shared.config import Config
 from shared.evaluation.records import Answered, Question
 from shared.rewards import answer_classes, answer_of
+from shared.rewards.own import Asked
 from shared.rewards.text import f1
 
 SCORING_S = 3600.0  # nobody waits for an evaluation: its comparisons take the turns they need
@@ -21,7 +22,8 @@ async def answered(question: Question, rollouts: list[Rollout], config: Config, 
     kind = config.reward.kind
     plain = config.model_copy(update={"reward": config.reward.model_copy(update={"format_score": False})})
     deadline = time.monotonic() + SCORING_S
-    scores = await score_rollouts(rollouts, question.ground_truth, plain, deadline)
+    asked = Asked.of(question.messages, question.ground_truth, question.source, question.extra)
+    scores = await score_rollouts(rollouts, asked, plain, deadline)
     answers = [answer_of(kind, r.sampled_text) if r.scored else None for r in rollouts]
     votes = await asyncio.to_thread(answer_classes, kind, answers)
     return Answered(
@@ -30,7 +32,9 @@ async def answered(question: Question, rollouts: list[Rollout], config: Config, 
         id=question.id,
         scores=[s.reward for s in scores],
         correct=[s.correct for s in scores],
-        f1=[] if kind == "math" else [_f1(a, r, question) for a, r in zip(answers, rollouts, strict=True)],
+        f1=[]
+        if kind == "math" or config.reward.function
+        else [_f1(a, r, question) for a, r in zip(answers, rollouts, strict=True)],
         answers=answers,
         votes=votes,
         statuses=[r.status for r in rollouts],

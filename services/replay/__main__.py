@@ -19,8 +19,9 @@ async def serve(config: Config) -> None:
 
     get_policy(config.replay.policy)  # refused before anything is waited for
     sock = listen(config.replay.host, config.replay.port, "replay.port")
-    train = open_prompts(config.data.train)
-    held_out = open_prompts(config.data.eval) if config.data.eval else None
+    own = bool(config.reward.function)
+    train = open_prompts(config.data.train, whole_rows=own)
+    held_out = open_prompts(config.data.eval, whole_rows=own) if config.data.eval else None
     await until_up(config.redis.url, config.redis.wait_s)
     await asyncio.to_thread(refuse_strangers, config.redis.url, config.run.name, new=False)
     replay = Replay(config, connect_async(config.redis.url), train, held_out)

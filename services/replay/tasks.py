@@ -83,4 +83,5 @@ def _prompt(example: Example) -> dict:
         "data_source": example.data_source,
         "messages": [{"role": m["role"], "content": m["content"]} for m in messages],
         "ground_truth": list(example.ground_truth),
+        "extra": example.extra,
     }

@@ -29,7 +29,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     texts: int = 0  # the first questions of each source keep what was written
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One question. `index` is its place in its source, and with the source's name decides its seeds."""
 
     number: int
@@ -38,6 +38,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id: str
     messages: list[dict[str, str]]
     ground_truth: list[str]
+    extra: str = ""  # the row's other columns as JSON, for reward.function
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +49,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id: str
     scores: list[float | None]  # of the answer, in [0, 1], without credit for form; None: unscored
     correct: list[bool]
-    f1: list[float | None]  # beside exact match; empty for mathematics
+    f1: list[float | None]  # beside exact match; empty for mathematics and reward.function
     answers: list[str | None]
     votes: list[int | None]  # equal answers have the same number; None: no answer
     statuses: list[str]

@@ -7,6 +7,7 @@
 | mathematics | problem or question | answer (GSM8K's follows ####), final_answer, else the last box of solution |
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from shared.rewards.answers import last_boxed, targets
 
 QUESTION_KEYS = ("question", "problem", "query")
 ANSWER_KEYS = ("golden_answers", "answers", "answer", "final_answer", "ground_truth", "target")
+MOST_EXTRA = 2**20
 COLUMNS = ("id", "data_source", "prompt", "messages", "reward_model", "solution", *QUESTION_KEYS, *ANSWER_KEYS)
 
 
@@ -29,10 +31,13 @@ class Example:
     messages: list[dict[str, str]] | None
     question: str
     ground_truth: list[str]
+    extra: str = ""  # the columns that are none of COLUMNS, as JSON, where whole rows were asked for
 
 
-def read_row(row: Mapping[str, Any], *, source: str, index: int) -> Example:
+def read_row(row: Mapping[str, Any], *, source: str, index: int, whole: bool = False) -> Example:
     """The example in a row of any of the forms; `source` and `index` name it where it has no id of its own.
+
+    whole: for a reward of one's own, which may want the other columns, and no answer.
 
     Raises ValueError saying what the row lacks.
     """
@@ -46,7 +51,7 @@ def read_row(row: Mapping[str, Any], *, source: str, index: int) -> Example:
         ground_truth = ground_truth or targets(row.get(key))
     if not ground_truth and isinstance(row.get("solution"), str):
         ground_truth = targets(last_boxed(row["solution"]))
-    if not ground_truth:
+    if not ground_truth and not whole:
         raise ValueError(f"has no answer: reward_model.ground_truth or one of {', '.join(ANSWER_KEYS)} is needed.")
     own = row.get("id")
     return Example(
@@ -55,7 +60,16 @@ def read_row(row: Mapping[str, Any], *, source: str, index: int) -> Example:
         messages=messages,
         question=_encodable(question),
         ground_truth=[_encodable(answer) for answer in ground_truth],
+        extra=_extra(row) if whole else "",
     )
+
+
+def _extra(row: Mapping[str, Any]) -> str:
+    """Travels with every task of the row, hence the limit."""
+    extra = json.dumps({key: value for key, value in row.items() if key not in COLUMNS}, default=str)
+    if len(extra) > MOST_EXTRA:
+        raise ValueError(f"has {len(extra)} characters in other columns, and {MOST_EXTRA} may travel: drop some.")
+    return extra
 
 
 def _encodable(text: str) -> str:

@@ -27,8 +27,9 @@ class PromptSource(Protocol):
 class JsonLines:
     """One JSON object a line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, whole_rows: bool) -> None:
         self._lines = LineFile(path)
+        self._whole = whole_rows
         self._path = path
 
     def __len__(self) -> int:
@@ -39,7 +40,7 @@ class JsonLines:
             row = json.loads(self._lines[index].decode("utf-8-sig"))
             if not isinstance(row, dict):
                 raise ValueError("is not a JSON object.")
-            return read_row(row, source=self._path.stem, index=index)
+            return read_row(row, source=self._path.stem, index=index, whole=self._whole)
         except (ValueError, RecursionError) as error:
             unread = isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError)
             problem = "is not JSON." if unread else str(error)
@@ -49,8 +50,9 @@ class JsonLines:
 class Table:
     """An Arrow table: the columns of a parquet file, or of a hub data set."""
 
-    def __init__(self, table: Any, where: str, source: str) -> None:
+    def __init__(self, table: Any, where: str, source: str, whole_rows: bool) -> None:
         self._table = table
+        self._whole = whole_rows
         self._where = where
         self._source = source
 
@@ -62,14 +64,14 @@ class Table:
             raise IndexError(f"row {index} of {len(self)} in {self._where}")
         row = self._table.slice(index, 1).to_pylist()[0]
         try:
-            return read_row(row, source=self._source, index=index)
+            return read_row(row, source=self._source, index=index, whole=self._whole)
         except ValueError as error:
             raise UserError(f"{self._where} row {index} {error}") from None
 
 
-def open_prompts(source: str) -> PromptSource:
+def open_prompts(source: str, *, whole_rows: bool = False) -> PromptSource:
     """Open `source`: a .parquet file, a file of JSON lines, or a hub name `owner/name[/part][:split]` (split train
-    by default).
+    by default). whole_rows: keep the columns that are not known here, and take rows without an answer (`read_row`).
 
     Raises UserError where it cannot be opened, holds nothing, or its first row is not of a known form.
     """
@@ -77,27 +79,27 @@ def open_prompts(source: str) -> PromptSource:
         raise UserError("No data set is named: set data.train to a parquet file, a file of JSON lines, or a hub name.")
     path = Path(source)
     if path.suffix == ".parquet":
-        prompts: PromptSource = Table(_read_parquet(path), str(path), path.stem)
+        prompts: PromptSource = Table(_read_parquet(path, whole_rows), str(path), path.stem, whole_rows)
     elif not path.exists() and HUB_NAME.fullmatch(source) and path.suffix not in (".json", ".jsonl"):
-        prompts = Table(_read_hub(source), source, source)
+        prompts = Table(_read_hub(source), source, source, whole_rows)
     else:
         file_size(path)
-        prompts = JsonLines(path)
+        prompts = JsonLines(path, whole_rows)
     if not len(prompts):
         raise UserError(f"{source} holds no prompts: a data set needs at least one row.")
     prompts[0]
     return prompts
 
 
-def _read_parquet(path: Path) -> Any:
-    """The known columns of a parquet file as an Arrow table, mapped."""
+def _read_parquet(path: Path, whole_rows: bool) -> Any:
+    """The known columns of a parquet file, or all, as an Arrow table, mapped."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     file_size(path)
     try:
         names = pq.read_schema(path).names
-        return pq.read_table(path, columns=[name for name in names if name in COLUMNS], memory_map=True)
+        return pq.read_table(path, columns=[name for name in names if whole_rows or name in COLUMNS], memory_map=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a column's name that is no UTF-8
         first = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read as parquet ({first}): check that the download is complete.") from None

@@ -92,12 +92,13 @@ class Worker:
 
     def _wait_until_up(self, patience_s: float) -> None:
         try:
-            self._started(self._receive(patience_s))
+            answer = self._receive(patience_s)
         except TimeoutError:
             raise NotAnswered("no worker had started by the deadline") from None
         except (OSError, ValueError):
             self.broken = True
             raise StartFailed from None
+        self._started(answer)
         self._ready = True
 
     def _started(self, answer: dict[str, Any]) -> None:

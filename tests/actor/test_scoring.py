@@ -12,6 +12,7 @@ from services.actor.scoring import score_rollouts
 from shared.config import build
 from shared.messages import FINISHED
 from shared.rewards import Scored
+from shared.rewards.own import Asked
 
 CONFIG = build({})
 _over = threading.Event()
@@ -50,7 +51,11 @@ async def test_a_reward_that_fails_leaves_its_rollout_unscored_and_the_others_sc
     monkeypatch.setattr(scoring, "score", reward)
     try:
         scores = await score_rollouts(
-            [wrote("right"), wrote("bad"), wrote("wrong")], ["x"], CONFIG, time.monotonic(), late_s=0.5
+            [wrote("right"), wrote("bad"), wrote("wrong")],
+            Asked(ground_truth=["x"]),
+            CONFIG,
+            time.monotonic(),
+            late_s=0.5,
         )
     finally:
         _over.set()

@@ -1,0 +1,140 @@
+"""A process behind `shared.rewards.own`: `own_worker FILE NAME` calls function NAME of FILE for each JSON line.
+
+A line {"question", "text", "ground_truth", "data_source", "extra"} is answered by {"reward", "correct"}, or by
+{"error"}: what there is instead of a score. What the function prints goes to the log of whoever asked.
+"""
+
+import importlib.util
+import inspect
+import json
+import math
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from shared.rewards.workers import START_S, allow_seconds
+
+GIVEN = ("question", "text", "ground_truth", "data_source", "extra")
+# what others call the same
+FOREIGN = {
+    "solution_str": "text",
+    "completion": "text",
+    "completions": "text",
+    "prompts": "question",
+    "prompt": "question",
+}
+FOREIGN |= {"extra_info": "extra", "answer": "ground_truth", "label": "ground_truth"}
+RIGHT = 1.0  # from here on a reward that comes without a word about `correct` is one of a right answer
+
+
+class Unusable(Exception):
+    """The file or the function cannot be a reward; the text says why."""
+
+
+def main(file: str, name: str) -> None:
+    """Answer until the input ends."""
+    lines, answers = _own_streams()
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines, asked), daemon=True).start()
+    asked.get()
+    allow_seconds(START_S)
+    try:
+        function, parameters = load(Path(file), name)
+    except Unusable as error:
+        _write(answers, {"error": str(error)})
+        return
+    _write(answers, {})
+    while True:
+        question = json.loads(asked.get())
+        allow_seconds(question.pop("timeout_s") * (os.cpu_count() or 1))
+        _write(answers, called(function, {key: question[key] for key in parameters}))
+
+
+def load(file: Path, name: str) -> tuple[Callable[..., Any], list[str]]:
+    """The function, and which of GIVEN it takes. Raises Unusable in words that follow "reward.function = ... "."""
+    named = f"reward_{file.stem}"  # a file called json.py must not take json's place
+    spec = importlib.util.spec_from_file_location(named, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise Unusable("names no Python file: check the path")
+    sys.path.insert(0, str(file.parent))  # it may import its neighbours
+    module = sys.modules[named] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # noqa: BLE001  SystemExit too: whatever a file does when it is imported
+        raise Unusable(f"cannot be imported: it raised {_shown(error)}") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+        raise Unusable(f"has no function '{name}'; there are {', '.join(functions) or 'none'}")
+    return function, taken(function, name)
+
+
+def taken(function: Callable[..., Any], name: str) -> list[str]:
+    """Which of GIVEN a function takes by name. Raises Unusable where it cannot be called with these."""
+    if inspect.iscoroutinefunction(function):
+        raise Unusable(f"is asynchronous, and a reward is a plain function: write def {name}")
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return list(GIVEN)
+    found = []
+    for p in parameters:
+        if p.name in GIVEN and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            found.append(p.name)
+        elif p.default is p.empty and p.kind is not p.VAR_POSITIONAL:
+            if p.name in GIVEN:
+                raise Unusable(f"takes '{p.name}', which it does not take by name: leave the / out")
+            hint = f": '{FOREIGN[p.name]}' is what it means" if p.name in FOREIGN else ""
+            raise Unusable(f"takes '{p.name}', which is none of {', '.join(GIVEN)}{hint}")
+    return found
+
+
+def called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """{"reward", "correct"}, or {"error"} in words that follow "the reward of a rollout "."""
+    try:
+        result = function(**arguments)
+    except BaseException as error:  # noqa: BLE001  a reward meets whatever a policy writes; SystemExit is no exception
+        return {"error": f"raised {_shown(error)}"}
+    given = result if isinstance(result, Mapping) else {"reward": result}
+    reward, correct = _plain(given.get("reward")), _plain(given.get("correct"))
+    if "reward" in given and reward is None:
+        return {"reward": None, "correct": False}
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        return {"error": f"is {result!r:.80}, which is no reward"}
+    return {"reward": float(reward), "correct": reward >= RIGHT if correct is None else bool(correct)}
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as Python's."""
+    return value.item() if hasattr(value, "item") and getattr(value, "size", None) in (1, None) else value
+
+
+def _own_streams() -> tuple[IO[str], IO[str]]:
+    """The pipes of whoever asks. The function finds an empty input and an output that goes to the log."""
+    lines, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return lines, answers
+
+
+def _read(lines: IO[str], asked: "queue.SimpleQueue[str]") -> None:
+    """Pass on what is asked; at the end of it nobody waits for an answer, whatever the function is doing."""
+    for line in lines:
+        asked.put(line)
+    os._exit(0)
+
+
+def _write(answers: IO[str], answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), file=answers, flush=True)
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200].rstrip(": .")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
