@@ -41,7 +41,7 @@ class Superseded(RuntimeError):
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """Numbers of the run so far; `issued - gone` is what admission compares with its allowance."""
+    """Numbers of the run so far."""
 
     started: float  # unix seconds
     step: int = 0  # the next step to be trained

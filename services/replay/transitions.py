@@ -89,6 +89,8 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
     elif header.kind == EVAL:
         tx.drop("tasks", header.id)
         evaluation.answered(state, tx, header)
+    elif header.version_min.number < task.min_version:
+        tx.delete_payloads([header.id])  # of an attempt that was replaced, and older than what a later step counts on
     else:
         tx.drop("tasks", header.id)
         origins.seen(config, state, tx, header)
@@ -104,8 +106,7 @@ def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy,
             refills.dropped(state, tx, header)
             return
         tx.keep_header(header)
-        oldest = min(task.min_version, header.version_min.number)  # it may be the answer of an earlier attempt
-        tx.put("fresh", header.id, FreshGroup(header, due=oldest + config.replay.max_lag))
+        tx.put("fresh", header.id, FreshGroup(header, due=task.min_version + config.replay.max_lag))
 
 
 def _answers(task: Task, header: GroupHeader) -> bool:

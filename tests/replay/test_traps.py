@@ -14,6 +14,7 @@ from services.replay.policies import get_policy
 from services.replay.state import Counters, State, Transaction
 from services.replay.tasks import train_task
 from shared.config import build
+from shared.messages import Task
 from shared.redis_client import BLOCK_MS, SOCKET_TIMEOUT_S
 from shared.streams import Inbox, Keys
 from shared.versions import Version
@@ -37,6 +38,38 @@ def test_two_tasks_with_one_prompt_are_two_groups():
         header = header_for(task, random.Random(task.number), Version(0, 0))
         transitions.group_arrived(config, state, tx, get_policy("headroom_drift"), header)
     assert len(state.fresh) == 4 and not state.tasks
+    pipe.reset()
+
+
+def test_a_slow_answer_to_an_attempt_that_was_replaced_is_not_trained_beyond_max_lag():
+    """Two actors with one task: the one that took it over fails, and the one that was stopped stores its old group."""
+    config = build({"learner": {"batch": 1}, "replay": {"policy": "none", "max_lag": 1}})
+    state, pipe = State(Counters(started=0.0, version=Version(0, 0))), redis.Redis().pipeline()  # connects to nothing
+    tx, policy = Transaction(state, Keys("slow"), pipe), get_policy("none")
+
+    def arrives(task: Task, version: int, *, failed: bool = False) -> None:
+        header = header_for(task, random.Random(0), Version(0, version), failed)
+        transitions.group_arrived(config, state, tx, policy, header)
+
+    def train() -> None:
+        [id] = transitions.fresh_for_step(config, state) or []
+        assert state.counters.step - tx.drop("fresh", id).header.version_min.number <= 1
+        state.counters.step += 1
+        transitions.issue_tasks(config, state, tx, policy, Questions(9), None)
+
+    transitions.issue_tasks(config, state, tx, policy, Questions(9), None)
+    first, slow = state.tasks.values()
+    arrives(first, 0)
+    train()
+    arrives(slow, 0, failed=True)
+    again = state.tasks[slow.id]
+    assert (again.attempt, again.min_version) == (1, 1)
+    arrives(state.tasks["t00000002"], 1)
+    train()
+    arrives(slow, 0)
+    assert state.tasks[slow.id] == again and not state.fresh, "it is still awaited from who has the last attempt"
+    arrives(again, 1)
+    train()
     pipe.reset()
 
 
