@@ -46,7 +46,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ("services/learner/ranks/launch.py:run_ranks", "process.wait()"): "it was killed",
     ("cli/run/warden.py:main", "sys.stdin"): "the warden lives until its command closes the pipe or dies",
     ("shared/rewards/equality_worker.py:main", "sys.stdin"): "a worker lives until the pool closes the pipe or dies",
-    ("shared/rewards/own_worker.py:main", "asked.get()"): "at the end of the pipe the thread that reads it ends the worker",
+    ("shared/rewards/own_worker.py:main", "asked.get()"): "the thread that reads the pipe ends the worker with it",
     (
         "cli/chaos/session.py:ChaosSession._hurt",
         "asyncio.Event().wait()",
