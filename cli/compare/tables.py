@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from cli.compare.document import Block, Table, Text
 from cli.compare.figures import PARTS
-from cli.compare.intervals import Interval, difference, mean_of, ratio, verdict
+from cli.compare.intervals import LEVEL, Interval, difference, mean_of, ratio, verdict
 from cli.compare.results import Results
 from cli.run.progress import DASH, clock
 from shared.latency import spoken
@@ -150,7 +150,7 @@ def replayed(results: Results) -> Table:
 
 
 def differences(results: Results) -> list[Block]:
-    """Paired differences with their verdicts, a table for each pair's figures together."""
+    """How far to trust the verdicts, and the paired differences with them."""
     rows = []
     for d in all_differences(results):
         assert d.interval is not None
@@ -159,7 +159,11 @@ def differences(results: Results) -> list[Block]:
                      str(d.interval.n), d.verdict))  # fmt: skip
     if not rows:
         return [Text("There is nothing to compare yet.")]
-    return [Table(("arm", "against", "figure", "value", "95 % interval", "seeds", "which is"), rows)]
+    alone = (
+        f'Each interval is taken alone: of {len(rows)}, about {(1 - LEVEL) * len(rows):.1f} would leave out "no '
+        'difference" by chance. They are over seeds, and say nothing of other questions: all runs answer the same.'
+    )
+    return [Text(alone), Table(("arm", "against", "figure", "value", "95 % interval", "seeds", "which is"), rows)]
 
 
 def method(results: Results) -> Iterator[str]:

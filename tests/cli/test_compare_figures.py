@@ -131,6 +131,11 @@ def test_the_report_says_what_is_missing_and_that_the_machine_was_not_idle(resul
     assert "1 runs are missing: b-s9" in as_markdown(tables.opening(results), Path())
 
 
+def test_the_report_says_how_many_differences_chance_alone_would_find(results):
+    said = as_markdown(tables.differences(results), Path())
+    assert "of 4, about 0.2 would" in said and said.count("| b + HD b/2 |") == 4
+
+
 def test_tables_show_means_with_half_intervals_and_no_empty_columns(results):
     table = tables.headline(results)
     row = dict(zip(table.head, table.rows[0], strict=True))
