@@ -37,7 +37,9 @@ class EveryTaskEnds:
                 self._issue(id, task)
             case Added("groups", id, GroupHeader() as header):
                 self._unread[id] = header.id
-                if header.usable:
+                task = self._issued.get(header.id)
+                is_old = task is not None and header.version_min.number < task.min_version  # and is dropped
+                if header.usable and not is_old:
                     self.counts["groups"] += header.id not in self._usable
                     self._usable.add(header.id)
             case Added("results", id, Hello() | Trained() as result):
