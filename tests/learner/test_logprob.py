@@ -47,6 +47,16 @@ def test_in_bfloat16_the_softmax_is_taken_in_float32(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(a, b, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_of_a_bfloat16_head_are_not_rounded_to_it(bias: bool) -> None:
+    head, states, targets, _ = problem(torch.bfloat16, bias)
+    states = (20 * states).detach()
+    ours = logprob.token_logprobs(head, states, targets, 0.7)
+    exact = torch.nn.Linear(16, 211, bias=bias, dtype=torch.float64)
+    exact.load_state_dict(head.state_dict())
+    torch.testing.assert_close(ours.double(), naive(exact, states.double(), targets, 0.7), atol=1e-4, rtol=1e-5)
+
+
 def test_many_chunks_in_bfloat16_lose_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     head = torch.nn.Linear(16, 211, bias=False, dtype=torch.bfloat16)

@@ -2,6 +2,9 @@
 
 The usual way repeats keys and values once per query head of a group; on a small model that copy costs more than the
 model. Registered with transformers under NAME.
+
+The plain products of a decoding step are the fastest in float32, and round scores and their softmax to the type of the
+cache. In bfloat16 the fused kernel, which keeps both in float32 as in a full forward, is taken for them too.
 """
 
 from typing import Any
@@ -29,7 +32,7 @@ def grouped_attention(
     batch, heads, new, size = query.shape
     shared = heads // key.shape[1]
     grouped = query.reshape(batch, key.shape[1], shared * new, size)
-    if new == 1:
+    if new == 1 and query.dtype == torch.float32:
         scores = torch.matmul(grouped, key.transpose(2, 3)) * (scaling or size**-0.5)
         weights = scores.masked_fill_(~attention_mask, -torch.inf).softmax(-1)
         out = torch.matmul(weights, value)
