@@ -4,7 +4,8 @@
 
 Files of bfloat16 numbers, then the same after a step that moves each by 1e-6 or so, as training at that learning rate
 does. Timed is what follows on the files being written: sending, fetching, and the digest of the whole. The raw copy
-reads a file and writes another. All digests must be those of the learner's folder.
+reads a file and writes another. What goes through Redis is also held against the least that this can cost: SET of each
+chunk of a file in memory, then GET of each. All digests must be those of the learner's folder.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import redis
 import torch
 from safetensors.torch import save_file
 
@@ -38,6 +40,8 @@ from shared.versions import Version
 MIB = 2**20
 TENSORS = 16
 STEP = 1e-6
+COPY, BARE = "a raw copy of the files", "SET and GET of the same bytes"
+THROUGH_REDIS = {"Redis": False, "Redis, differences": True}
 
 Versions = list[tuple[WeightsNotice, Path]]
 
@@ -45,17 +49,21 @@ Versions = list[tuple[WeightsNotice, Path]]
 def measure(*, mib: int = 256, repetitions: int = 3) -> list[Figure]:
     """Every transport once per repetition, side by side with the copy."""
     taken: dict[str, list[float]] = {}
-    copies: list[float] = []
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         versions = [_publish(root / "weights", number, mib) for number in range(2)]
         for repetition in range(repetitions):
             say(f"repetition {repetition + 1}")
-            copies.append(_copy(versions[1][1], root / "copy"))
+            taken.setdefault(COPY, []).append(_copy(versions[1][1], root / "copy"))
             for name, seconds in asyncio.run(_all(root / str(repetition), versions)).items():
                 taken.setdefault(name, []).append(seconds)
-    against = "a raw copy of the files"
-    return [Figure(name=name, unit="s", ours=ours, peer=copies, against=against) for name, ours in taken.items()]
+    copies, bare = taken.pop(COPY), taken.pop(BARE)
+    figures = [Figure(name=name, unit="s", ours=ours, peer=copies, against=COPY) for name, ours in taken.items()]
+    return figures + [
+        Figure(name=name, unit="s", ours=ours, peer=bare, against=BARE)
+        for name, ours in taken.items()
+        if name in THROUGH_REDIS
+    ]
 
 
 async def _all(root: Path, versions: Versions) -> dict[str, float]:
@@ -63,7 +71,8 @@ async def _all(root: Path, versions: Versions) -> dict[str, float]:
     taken = {"shared folder": await _timed(FolderSender(), FolderReceiver(weights_dir), versions[1])}
     with scratch_redis() as url, connect(url) as client:
         wire = Wire(build({"run": {"name": "transports"}, "redis": {"url": url}}))
-        for name, delta in (("Redis", False), ("Redis, differences", True)):
+        taken[BARE] = _set_and_get(client, versions[1][1])
+        for name, delta in THROUGH_REDIS.items():
             sender = RedisSender(Post(client, Keys("transports"), Stop()), Stop(), delta=delta)
             receiver = RedisReceiver(wire, root / name)
             await _timed(sender, receiver, versions[0])
@@ -113,6 +122,18 @@ def _copy(source: Path, target: Path) -> float:
             while data := read.read(chunks.CHUNK):
                 write.write(data)
     return time.perf_counter() - began
+
+
+def _set_and_get(client: redis.Redis, folder: Path) -> float:
+    pieces = [chunks.read(folder, file, *cut) for file, size in chunks.files_in(folder) for cut in chunks.cuts(size)]
+    began = time.perf_counter()
+    for number, piece in enumerate(pieces):
+        client.set(f"bare{number}", piece)
+    for number in range(len(pieces)):
+        client.get(f"bare{number}")
+    seconds = time.perf_counter() - began
+    client.flushall()
+    return seconds
 
 
 if __name__ == "__main__":

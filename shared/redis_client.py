@@ -7,7 +7,9 @@ repeat what they may repeat, and `Inbox` asks for its pending entries again afte
 """
 
 import asyncio
+import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -141,7 +143,12 @@ def _says(error: Exception, code: str) -> bool:
 def is_short_of_memory(client: redis.Redis) -> bool:
     """Whether payloads have filled their share of the server's memory, or nearly."""
     memory: Any = client.info("memory")
-    return 0 < memory["maxmemory"] * SHORT_SHARE < memory["used_memory"]
+    return room(memory, SHORT_SHARE) < 0
+
+
+def room(memory: Mapping[str, int], share: float) -> float:
+    """Bytes until a share of the server's limit is used, by its INFO memory; infinite without a limit."""
+    return memory["maxmemory"] * share - memory["used_memory"] if memory["maxmemory"] else math.inf
 
 
 def _options(url: str) -> dict:

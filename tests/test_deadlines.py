@@ -55,6 +55,10 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "cli/chaos/proxy.py:Link._accept",
         "asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)",
     ): "a link lasts as long as its ends; `cut` breaks it",
+    (
+        "services/actor/transports/redis_chunks.py:RedisReceiver._received",
+        "asyncio.gather(*taking, return_exceptions=True)",
+    ): "they were stopped",
     # a worker's queue: idle is what it is when nothing comes
     (
         "services/replay/service.py:Replay._serve",
@@ -164,12 +168,12 @@ IN_THREADS: dict[str, str] = {
     "Codec": FILE,
     "_changed": COMPUTES,
     "_finish": FILE,
-    "_has": FILE,
     "_is_whole": FILE,
+    "_missing": FILE,
     "_question": FILE,
     "_served_index": "its request has a time limit",
     "_stat": FILE,
-    "_write": FILE,
+    "_written": FILE,
     "answer_classes": "each comparison has its time limit",
     "AsyncLLM.from_engine_args": "the actor's start_engine",
     "chunks.read": FILE,

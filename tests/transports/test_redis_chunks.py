@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.actor.transports.redis_chunks import RedisReceiver
+from services.actor.transports.redis_chunks import RedisReceiver, _missing
 from services.actor.wire import Wire
 from services.learner.stop import Stop, Stopped
 from services.learner.weights.transports import redis_chunks as sending
@@ -57,7 +57,7 @@ async def test_a_version_that_is_whole_is_not_fetched_again(sender, receiver, pu
     assert asked and files(received) == files(folder)
 
 
-async def test_an_actor_that_is_stopped_in_the_middle_goes_on_with_what_it_has(sender, receiver, publish, asked):
+async def test_an_actor_that_is_stopped_in_the_middle_goes_on_with_what_it_has(sender, receiver, publish, asked, post):
     notice, folder = publish(0)
     sender.send(notice, folder)
     enough = asyncio.Event()
@@ -72,8 +72,12 @@ async def test_an_actor_that_is_stopped_in_the_middle_goes_on_with_what_it_has(s
     receiver._get = slow
     first = asyncio.create_task(receiver.fetch(notice, None))
     await asyncio.wait_for(enough.wait(), 10)
+    before, contents = set(asked[1:]), chunks.decode(post.client.hget(chunks.key_of(KEYS, notice.location), "contents"))
+    part, all_chunks = receiver._root / f".part-{notice.location}", list(chunks.places(contents))
+    async with asyncio.timeout(10):
+        while len(_missing(part, contents)) > len(all_chunks) - len(before):
+            await asyncio.sleep(0.01)
     await stop(first)
-    before = set(asked[1:])
     assert len(before) == 4
     asked.clear()
     receiver._get = get

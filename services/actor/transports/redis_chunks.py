@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import shutil
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, cast
 from services.actor import metrics
 from services.actor.wire import Wire
 from shared import heartbeats, weights
+from shared.cancellation import stop
 from shared.errors import UserError
 from shared.messages import WeightsNotice
 from shared.transports import chunks, delta
@@ -30,6 +32,7 @@ log = logging.getLogger("headrace")
 
 _PART = ".part-"
 _LOOK_AGAIN_S = 0.1
+_AHEAD = 3  # chunks that are fetched while another is checked and written
 _KEPT = 2  # the version that is new, and the one that is left
 
 
@@ -73,13 +76,18 @@ class RedisReceiver:
         if found is None or (contents := chunks.decode(found)).digest != notice.digest:
             return False
         part, base = self._root / f"{_PART}{folder.name}", self._base(contents, notice)
-        for place in chunks.places(contents):
-            if await asyncio.to_thread(_has, part, place):
-                continue
-            data = await self._chunk(place, base, notice)
-            if data is None or chunks.digest(data) != place.digest:
-                return False
-            await asyncio.to_thread(_write, part, place, data)
+        taking = deque[asyncio.Task[bool]]()
+        try:
+            for place in await asyncio.to_thread(_missing, part, contents):
+                taking.append(asyncio.create_task(self._take(place, part, base, notice)))
+                if len(taking) > _AHEAD and not await taking.popleft():
+                    return False
+            while taking:
+                if not await taking.popleft():
+                    return False
+        finally:
+            await stop(*taking)
+            await asyncio.gather(*taking, return_exceptions=True)  # one that failed has been told of by another
         await asyncio.to_thread(_finish, part, folder, contents)
         return True
 
@@ -96,16 +104,14 @@ class RedisReceiver:
         )
         return None
 
-    async def _chunk(self, place: Place, base: Path | None, notice: WeightsNotice) -> bytes | None:
-        """By its difference where that gives what was announced, else whole; None where it is gone."""
+    async def _take(self, place: Place, part: Path, base: Path | None, notice: WeightsNotice) -> bool:
+        """Write a chunk, by its difference where that gives what was announced, else whole; False where it is gone."""
         if base is not None:
-            before = await asyncio.to_thread(chunks.read, base, place.file, place.start, place.size)
-            if chunks.digest(before) == place.digest:
-                return before
             change = await self._get(notice, chunks.difference(place.number))
-            if change is not None and (data := await asyncio.to_thread(_changed, change, before, place)) is not None:
-                return data
-        return await self._get(notice, str(place.number))
+            if change is not None and await asyncio.to_thread(_changed, change, base, part, place):
+                return True
+        data = await self._get(notice, str(place.number))
+        return data is not None and await asyncio.to_thread(_written, part, place, data)
 
     async def _get(self, notice: WeightsNotice, field: str) -> bytes | None:
         key = chunks.key_of(self._wire.keys, notice.location)
@@ -137,11 +143,15 @@ def _is_whole(folder: Path, digest: str) -> bool:
     return True
 
 
-def _has(part: Path, place: Place) -> bool:
-    return chunks.digest(chunks.read(part, place.file, place.start, place.size)) == place.digest
+def _missing(part: Path, contents: Contents) -> list[Place]:
+    places = chunks.places(contents)
+    return [place for place in places if chunks.digest(chunks.read(part, *place.cut)) != place.digest]
 
 
-def _write(part: Path, place: Place, data: bytes) -> None:
+def _written(part: Path, place: Place, data: bytes) -> bool:
+    """False where it is not what was announced."""
+    if chunks.digest(data) != place.digest:
+        return False
     path = part / place.file
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -149,6 +159,21 @@ def _write(part: Path, place: Place, data: bytes) -> None:
         os.pwrite(handle, data, place.start)
     finally:
         os.close(handle)
+    return True
+
+
+def _changed(change: bytes, base: Path, part: Path, place: Place) -> bool:
+    """False, and a warning, where the difference does not give what was announced."""
+    try:
+        data = delta.expand(change, chunks.read(base, *place.cut))
+    except ValueError as error:
+        reason = str(error)
+    else:
+        if _written(part, place, data):
+            return True
+        reason = "it does not give the announced digest"
+    log.warning("the difference of chunk %d of %s is not used (%s): it is fetched", place.number, place.file, reason)
+    return False
 
 
 def _finish(part: Path, folder: Path, contents: Contents) -> None:
@@ -163,16 +188,3 @@ def _finish(part: Path, folder: Path, contents: Contents) -> None:
             (part / name).unlink()
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-
-
-def _changed(change: bytes, before: bytes, place: Place) -> bytes | None:
-    try:
-        data = delta.expand(change, before)
-    except ValueError as error:
-        reason = str(error)
-    else:
-        if chunks.digest(data) == place.digest:
-            return data
-        reason = "it does not give the announced digest"
-    log.warning("the difference of chunk %d of %s is not used (%s): it is fetched", place.number, place.file, reason)
-    return None

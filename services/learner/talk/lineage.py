@@ -5,6 +5,7 @@ A learner that resumes opens a new lineage, since the same step trained again ne
 
 from typing import Any
 
+from shared.errors import UserError
 from shared.streams import Keys, saved_key
 
 
@@ -32,6 +33,12 @@ def open_lineage(client: Any, keys: Keys, last: int) -> int:
     lineage = max(client.incr(_counter(keys)) - 1, last + 1)
     client.set(_counter(keys), lineage + 1)
     return lineage
+
+
+def refuse_if_replaced(client: Any, keys: Keys, lineage: int) -> None:
+    """Raise UserError where a later life has begun: each of two would take entries that are meant for the other."""
+    if int(client.get(_counter(keys)) or 0) > lineage + 1:
+        raise UserError("another learner has taken over this run: this one leaves.")
 
 
 def _counter(keys: Keys) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import redis
 
 from services.learner.stop import Stop
+from services.learner.talk.lineage import refuse_if_replaced
 from services.learner.talk.patience import patiently
 from services.learner.weights import publish
 from shared import events, streams
@@ -20,10 +21,14 @@ T = TypeVar("T")
 
 
 class Post:
-    """The learner's connection to Redis. Every wait is for the server, or ends with a Stopped."""
+    """The learner's connection to Redis. Every wait is for the server, or ends with a Stopped.
+
+    A letter of a learner that another has replaced raises UserError.
+    """
 
     def __init__(self, client: redis.Redis, keys: Keys, stop: Stop) -> None:
         self.client, self.keys, self._stop = client, keys, stop
+        self.lineage: int | None = None  # of this life, once it is open: from then on only the newest may write
 
     def patiently(self, what: str, call: Callable[[], T]) -> T:
         """The result of `call`, which must bear being repeated."""
@@ -37,6 +42,8 @@ class Post:
             commands = list(pipe.command_stack)
 
             def execute() -> None:
+                if self.lineage is not None:
+                    refuse_if_replaced(self.client, self.keys, self.lineage)
                 pipe.command_stack = list(commands)  # a failed execute empties it
                 pipe.execute()
 

@@ -5,15 +5,18 @@ last part of the server's memory to messages, as payloads do; where there is no 
 """
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from services.learner.stop import Stop
 from services.learner.talk.post import Post
 from services.learner.weights.publish import versions_in_use
 from shared.messages import WeightsNotice
-from shared.redis_client import WEIGHTS_SHARE
+from shared.redis_client import WEIGHTS_SHARE, is_full, room
 from shared.streams import Keys
 from shared.transports import chunks, delta
 from shared.transports.chunks import Base, Contents, File
@@ -22,16 +25,25 @@ from shared.waiting import LongWait
 log = logging.getLogger("headrace")
 
 RETRY_S = 1.0
+AHEAD = 4  # chunks that are read, digested and compared while another is sent
+S = TypeVar("S")
 T = TypeVar("T")
 
-_STORE = """
-local memory = redis.call('INFO', 'memory')
-local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
-local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
-if limit > 0 and used + #ARGV[2] > limit * ARGV[3] then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-return 1
-"""
+
+class Cut(NamedTuple):
+    """Where a chunk is read."""
+
+    file: str
+    start: int
+    length: int
+
+
+class Prepared(NamedTuple):
+    """A chunk, and what it differs by from the base: None is as good as everything."""
+
+    data: bytes
+    digest: bytes
+    change: bytes | None
 
 
 class RedisSender:
@@ -41,8 +53,8 @@ class RedisSender:
         """delta: also offer what each chunk differs by from the version sent before."""
         self._post, self._stop, self._delta = post, stop, delta
         self._client, self._keys = post.client, post.keys
-        self._store = post.client.register_script(_STORE)
         self._last: tuple[WeightsNotice, Path] | None = None
+        self._room = 0.0  # bytes, as of the last chunk
 
     def send(self, notice: WeightsNotice, folder: Path) -> None:
         """Chunks first, then the contents, without which there is nothing to read."""
@@ -50,25 +62,23 @@ class RedisSender:
         self._forget(keep=1, sparing=name)
         self._patiently(lambda: _begin(self._client, self._keys, key, name))
         base = self._base(folder)
-        files: list[File] = []
-        number, saves = 0, False
-        for file, size in chunks.files_in(folder):
-            digests = []
-            for start, length in chunks.cuts(size):
-                self._stop.check()
-                data = chunks.read(folder, file, start, length)
-                digests.append(chunks.digest(data))
-                self._put(key, str(number), data, sparing=name)
-                if base is not None:
-                    before = chunks.read(base[1], file, start, length)
-                    change = delta.compress(data, before) if before != data else None
-                    if change:
-                        self._put(key, chunks.difference(number), change, sparing=name)
-                    saves |= before == data or change is not None
-                number += 1
-            files.append(File(file, size, digests))
+        sizes = chunks.files_in(folder)
+        cuts = [Cut(file, *cut) for file, size in sizes for cut in chunks.cuts(size)]
+        digests: dict[str, list[bytes]] = {file: [] for file, _ in sizes}
+        saves = False
+        prepare = partial(_prepared, folder, base[1] if base else None)
+        for number, (cut, chunk) in enumerate(zip(cuts, _ahead(prepare, cuts), strict=True)):
+            self._stop.check()
+            fields = {str(number): chunk.data}
+            if chunk.change is not None:
+                fields[chunks.difference(number)] = chunk.change
+            self._put(key, fields, sparing=name)
+            digests[cut.file].append(chunk.digest)
+            saves |= chunk.change is not None
+        files = [File(file, size, digests[file]) for file, size in sizes]
         offered = Base(base[0].version, base[0].digest) if base and saves else None
-        self._put(key, chunks.CONTENTS, chunks.encode(Contents(notice.digest, files, offered)), sparing=name)
+        contents = chunks.encode(Contents(notice.digest, files, offered))
+        self._put(key, {chunks.CONTENTS: contents}, sparing=name)
         self._last = notice, folder
 
     def has(self, notice: WeightsNotice) -> bool:
@@ -86,9 +96,9 @@ class RedisSender:
         there = self._delta and self._last is not None and self._last[1] != folder and self._last[1].is_dir()
         return self._last if there else None
 
-    def _put(self, key: str, field: str, data: bytes, sparing: str) -> None:
+    def _put(self, key: str, fields: dict[str, bytes], sparing: str) -> None:
         wait = LongWait(first_s=0.0)
-        while not self._patiently(lambda: self._store(keys=[key], args=[field, data, WEIGHTS_SHARE])):
+        while not self._patiently(lambda: self._stored(key, fields)):
             self._forget(keep=0, sparing=sparing)
             if wait.due():
                 text = (
@@ -98,6 +108,28 @@ class RedisSender:
                 log.warning("%s", text)
                 self._post.warn(text)
             self._stop.wait(RETRY_S)
+
+    def _stored(self, key: str, fields: dict[str, bytes]) -> bool:
+        """False where that would take more than the share of the server's memory.
+
+        Plain commands: as arguments of a script the chunks would be copied twice more, which takes the server four
+        times as long. What others write in between is far less than what the share leaves them.
+        """
+        size = sum(map(len, fields.values()))
+        if size > self._room:
+            memory: Any = self._client.info("memory")
+            self._room = room(memory, WEIGHTS_SHARE)
+        if size > self._room:
+            return False
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.hset(key, mapping=cast(Any, fields))
+            pipe.info("memory")
+            replies: Any = pipe.execute(raise_on_error=False)
+        stored, memory = replies
+        self._room = room(memory, WEIGHTS_SHARE) if isinstance(memory, dict) else 0.0
+        if isinstance(stored, Exception) and not is_full(stored):
+            raise stored
+        return not isinstance(stored, Exception)
 
     def _forget(self, keep: int, sparing: str) -> None:
         """Delete all versions but the newest `keep`, those that are being read, and this one."""
@@ -125,3 +157,21 @@ def _begin(client: Any, keys: Keys, key: str, name: str) -> None:
         pipe.sadd(chunks.versions_key(keys), name)
         pipe.unlink(key)
         pipe.execute()
+
+
+def _prepared(folder: Path, base: Path | None, cut: Cut) -> Prepared:
+    data = chunks.read(folder, *cut)
+    change = None if base is None else delta.compress(data, chunks.read(base, *cut))
+    return Prepared(data, chunks.digest(data), change)
+
+
+def _ahead(call: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """The results in their order, some of them made in threads beside whoever takes them."""
+    with ThreadPoolExecutor(AHEAD) as pool:
+        begun: deque[Future[T]] = deque()
+        for item in items:
+            begun.append(pool.submit(call, item))
+            if len(begun) > AHEAD:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()

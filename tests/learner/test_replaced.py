@@ -1,0 +1,37 @@
+"""A second learner of a run takes over, as a second replay does: the first may say nothing more."""
+
+from typing import Any
+
+import pytest
+
+from shared.config import Config
+from shared.errors import UserError
+from shared.messages import Trained, WeightsNotice, decode
+from shared.streams import FIELD
+from shared.versions import Version
+from tests.learner.fed import KEYS, Feed, batch, pending, results, start
+
+
+def test_what_a_replaced_learner_has_read_is_trained_by_the_one_after_it(
+    config: Config, client: Any, feed: Feed
+) -> None:
+    old, new = start(config), start(config)
+    feed(batch(0))
+    [entry] = old.inbox.read(1, block_ms=1)
+    with pytest.raises(UserError, match="another learner has taken over"):
+        old.handle(entry)
+    assert not new.inbox.read(1, block_ms=1), "it was delivered, to a reader of the same name"
+    new._take_up()
+    assert [t.version for t in results(client, Trained)] == [Version(1, 1)]
+    announced = [decode(fields[FIELD], WeightsNotice).version for _, fields in client.xrange(KEYS.weights)]
+    assert announced == [Version(0, 0), Version(1, 0), Version(1, 1)]
+
+
+def test_what_is_taken_up_again_is_acknowledged_once(config: Config, client: Any, feed: Feed) -> None:
+    loop = start(config)
+    feed(batch(0))
+    for _ in range(3):
+        [loop.handle(entry) for entry in loop.inbox.read(1, block_ms=1)]
+        loop._take_up()
+    assert len(loop._open) == pending(client) == 1
+    assert len(results(client, Trained)) == 1
