@@ -82,6 +82,7 @@ class Loop:
         self.lineage = self.post.patiently(
             "open a lineage", lambda: lineage.open_lineage(self.client, self.keys, made.lineage)
         )
+        self.post.lineage = self.lineage
         acknowledged = self.post.patiently(
             "read how far the run is saved", lambda: lineage.saved_step(self.client, self.keys)
         )
@@ -133,6 +134,8 @@ class Loop:
             if entries:
                 wait = LongWait()
             elif wait.due():
+                if self._take_up():  # what a learner that was replaced has read in its last moment
+                    return
                 self._tell_of_waiting(wait.seconds)
 
     def _tell_of_waiting(self, seconds: float) -> None:
@@ -234,7 +237,8 @@ class Loop:
         if batch.step < self._saved_step:
             self.post.patiently("acknowledge a saved batch", lambda: self.inbox.ack(entry.id))
         elif batch.step < self.step:
-            self._open.append((entry.id, batch.step))
+            if entry.id not in (id for id, _ in self._open):
+                self._open.append((entry.id, batch.step))
         elif batch.step > self.step:
             self._ask_for_what_is_missing(entry, batch)
         else:
