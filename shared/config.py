@@ -203,6 +203,8 @@ def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid TOML: its brackets are nested too deep.") from None
 
 
 def _beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -249,7 +251,7 @@ def _value(dotted: str, text: str) -> Any:
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         pass
     try:
         return float(text)  # TOML wants a digit before the point: .01

@@ -62,11 +62,12 @@ class Table:
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)} in {self._where}")
-        row = self._table.slice(index, 1).to_pylist()[0]
         try:
+            row = self._table.slice(index, 1).to_pylist()[0]
             return read_row(row, source=self._source, index=index, whole=self._whole)
         except ValueError as error:
-            raise UserError(f"{self._where} row {index} {error}") from None
+            problem = "holds text that is not UTF-8." if isinstance(error, UnicodeDecodeError) else str(error)
+            raise UserError(f"{self._where} row {index} {problem}") from None
 
 
 def open_prompts(source: str, *, whole_rows: bool = False) -> PromptSource:

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
             _print(target.name, every[-1])
         except Exception:  # noqa: BLE001  whatever a target raises is what is looked for
             failed += 1
-            print(f"{target.name:16} FAILED\n{traceback.format_exc()[-4000:]}", flush=True)
+            print(f"{target.name:16} FAILED\n{_short(traceback.format_exc())}", flush=True)
     whole = Tally(
         taken=sum(t.taken for t in every),
         refused=sum(t.refused for t in every),
@@ -48,6 +48,12 @@ def main(arguments: list[str]) -> None:
     )
     _print("all", whole)
     sys.exit(min(failed, 1))
+
+
+def _short(trace: str) -> str:
+    """The ends of a traceback and of its lines: an input may be long, and a recursion deep."""
+    lines = [line if len(line) < 400 else f"{line[:200]} ... {line[-100:]}" for line in trace.splitlines()]
+    return "\n".join(lines if len(lines) < 80 else [*lines[:30], "...", *lines[-40:]])
 
 
 def _print(name: str, t: Tally) -> None:

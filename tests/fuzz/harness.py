@@ -18,7 +18,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 HANG_S = 10.0  # of CPU time, so that a busy machine is no hang
+AT_ONCE = 2000  # inputs before Hypothesis, which remembers them all, begins anew: its memory is no leak of the target
 MEMORY_MIB = 300.0  # that may stay behind all inputs of a target
+RULES = settings(
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
+    phases=[Phase.generate, Phase.target, Phase.shrink],
+    print_blob=False,
+)
 
 
 @dataclass(frozen=True)
@@ -60,16 +68,6 @@ def drive(target: Target, inputs: int, seed: int) -> Tally:
     tally, memory = Tally(), psutil.Process().memory_info
     before, started = memory().rss, time.process_time()
 
-    @hypothesis.seed(seed)
-    @settings(
-        max_examples=inputs,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-        phases=[Phase.generate, Phase.target, Phase.shrink],
-        print_blob=False,
-    )
-    @given(target.inputs)
     def one(value: Any) -> None:
         begun = time.process_time()
         with at_most(HANG_S):
@@ -78,7 +76,9 @@ def drive(target: Target, inputs: int, seed: int) -> Tally:
         tally.taken += taken
         tally.refused += not taken
 
-    one()
+    for first in range(0, inputs, AT_ONCE):
+        some = settings(RULES, max_examples=min(AT_ONCE, inputs - first))
+        hypothesis.seed(seed + first)(some(given(target.inputs)(one)))()
     tally.seconds = time.process_time() - started
     tally.mib = (memory().rss - before) / 2**20
     assert tally.mib < MEMORY_MIB, f"{target.name}: {tally.mib:.0f} MiB stayed behind {tally.inputs} inputs"

@@ -73,6 +73,11 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("[run\nname = 1")
     with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
         config.load(broken, [], {})
+    broken.write_text("a = " + "[" * 3000)
+    with pytest.raises(UserError, match=r"broken\.toml is not valid TOML: its brackets are nested too deep"):
+        config.load(broken, [], {})
+    with pytest.raises(UserError, match=r"learner\.lr"):
+        config.load(None, ["--learner.lr", "[" * 3000], {})
 
 
 @pytest.mark.parametrize("name", ["001", "123", "2026-01-05", "nan", "true", "1e3"])

@@ -57,6 +57,15 @@ def test_verl_parquet_without_question_or_id(tmp_path: Path):
     assert prompt.messages == row["prompt"]
 
 
+def test_a_row_of_a_parquet_file_that_is_no_text_is_named(tmp_path: Path):
+    questions = pa.array([b"q", b"\x80"]).view(pa.string())
+    pq.write_table(pa.table({"question": questions, "answer": ["a", "b"]}), tmp_path / "rows.parquet")
+    rows = open_prompts(str(tmp_path / "rows.parquet"))
+    assert rows[0].question == "q"
+    with pytest.raises(UserError, match=r"rows\.parquet row 1 holds text that is not UTF-8"):
+        rows[1]
+
+
 @pytest.mark.parametrize(
     ("row", "question", "answers"),
     [
