@@ -18,6 +18,7 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.evaluation.records import Answered, AnswersFile, Job, Question, write_questions
 from shared.messages import ENV_FAILED, FINISHED, TRUNCATED
+from shared.rewards.own import Asked
 from tests.actor.scripted_engine import ScriptedEngine
 
 Say = Callable[[list[int], Sampling], tuple[list[int], Finish]]
@@ -213,7 +214,9 @@ async def test_slow_mathematics_ends_with_the_deadline_and_spares_the_others(mak
 
     slow = [wrote(f"9^{{9^{{9^{{9^{i}}}}}}}") for i in range(2, 10)]
     began = time.monotonic()
-    scores = await score_rollouts([*slow, wrote("7"), wrote("8")], ["7"], config, time.monotonic() + 0.1)
+    scores = await score_rollouts(
+        [*slow, wrote("7"), wrote("8")], Asked(ground_truth=["7"]), config, time.monotonic() + 0.1
+    )
     assert time.monotonic() - began < 20, "two comparisons of 5 s at once, and none after the deadline"
     assert [s.correct for s in scores[-2:]] == [True, False]
     assert all(s.reward in (0.0, None) for s in scores[:8])

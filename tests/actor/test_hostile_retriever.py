@@ -21,6 +21,7 @@ from services.actor.text import Codec
 from shared.config import build
 from shared.messages import ENV_FAILED, FINISHED, Task
 from shared.payload import decode_payload, encode_payload
+from shared.rewards.own import Asked
 from shared.versions import Version
 from tests.actor.scripted_engine import ScriptedEngine
 
@@ -208,7 +209,7 @@ async def test_tags_inside_documents_are_neither_read_as_an_action_nor_trained_o
     sampled = [i for i, mine in zip(rollout.ids, rollout.mask, strict=True) if mine]
     assert sampled == codec.encode("<search> a </search>") + codec.encode("<answer> z </answer>")
     for right, reward in (("b", 0.0), ("z", 1.0)):
-        scores = await score_rollouts([rollout], [right], build({}), time.monotonic() + 5)
+        scores = await score_rollouts([rollout], Asked(ground_truth=[right]), build({}), time.monotonic() + 5)
         assert scores[0].reward == reward, "the answer is the policy's own"
     check_stored(rollout, codec)
 

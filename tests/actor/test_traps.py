@@ -20,6 +20,7 @@ from shared.cancellation import stop
 from shared.config import build
 from shared.messages import CanarySequence, WeightsNotice
 from shared.metrics import watch_loop_lag
+from shared.rewards.own import Asked
 from shared.versions import Version
 from tests.actor.scripted_engine import ScriptedEngine
 
@@ -40,7 +41,7 @@ async def test_neither_the_prompts_example_nor_the_hint_nor_a_document_is_scored
     prompt = codec.encode("c <answer> b </answer> <search> b </search>")
     await Player(ScriptedEngine(say), codec, budget, search).play(rollout, prompt, 1.0, lambda turn: turn)
     assert sum(who == "environment" for who, _ in rollout.pieces) == 3, "two hints and an observation"
-    scores = await score_rollouts([rollout], ["b", "h", "and"], build({}), time.monotonic() + 5)
+    scores = await score_rollouts([rollout], Asked(ground_truth=["b", "h", "and"]), build({}), time.monotonic() + 5)
     assert (scores[0].reward, scores[0].parts["answered"]) == (0.0, 0.0)
 
 
