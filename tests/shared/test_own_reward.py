@@ -1,5 +1,6 @@
 """A reward of one's own: what it is given, what it may return, and what it may do without harm."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from examples.own_reward.working import working
 from shared import config
 from shared.errors import UserError
 from shared.fingerprints import fingerprints
 from shared.prompts import open_prompts
 from shared.rewards.own import Asked, RewardFailed, score_own, try_out
-from shared.rewards.own_worker import Unusable, called, load
+from shared.rewards.own_worker import GIVEN, Unusable, called, load
 
 ASKED = Asked(ground_truth=["4", "four"], question="2 + 2?", data_source="sums", extra='{"level": 3}')
 REWARDS = """
@@ -247,3 +249,9 @@ def test_what_names_no_function_is_refused(value: str):
 def test_credit_for_form_is_not_mixed_in():
     with pytest.raises(UserError, match=r"reward.format_score is added by reward.kind"):
         config.load(None, ["--reward.function=r.py:score", "--reward.format_score=true"], {})
+
+
+def test_the_page_shows_the_example_as_it_is_and_names_every_parameter():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
+    assert inspect.getsource(working) in page
+    assert all(f"| `{name}` |" in page for name in GIVEN)
