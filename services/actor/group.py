@@ -40,8 +40,10 @@ async def roll_out(
     actor: str,
     version: Callable[[], Version],
     fingerprints: Callable[[], Awaitable[dict[str, str]]],
+    ended: Callable[[], None] = lambda: None,
 ) -> Group:
     """Play, score and assemble. What has ended by itself within rollout.deadline_s is kept; the rest is masked out.
+    `ended` is called at the end of each rollout.
 
     A task whose prompt cannot be used gives a failed group. Raises RetrievalFailed when the environment does not say
     what index it serves.
@@ -56,7 +58,7 @@ async def roll_out(
         return Group(failed_group(task, origin, str(error)), None, [], [])
     rollouts = [Rollout() for _ in range(task.group_size)]
     marks = await fingerprints()
-    await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s)
+    await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s, ended)
     for rollout in rollouts:
         if rollout.indexes - {marks.get("index")}:  # it changed meanwhile, or replicas serve different ones
             rollout.status = ENV_FAILED
@@ -86,7 +88,14 @@ def _prompt(task: Task, player: Player, config: Config) -> list[int]:
     return prompt
 
 
-async def _play_all(task: Task, player: Player, prompt: list[int], rollouts: list[Rollout], deadline_s: float) -> None:
+async def _play_all(
+    task: Task,
+    player: Player,
+    prompt: list[int],
+    rollouts: list[Rollout],
+    deadline_s: float,
+    ended: Callable[[], None],
+) -> None:
     def seed(rollout: int) -> Callable[[int], int]:
         return lambda turn: derive(task.seed, rollout, turn)
 
@@ -94,6 +103,8 @@ async def _play_all(task: Task, player: Player, prompt: list[int], rollouts: lis
         asyncio.ensure_future(player.play(rollout, prompt, task.temperature, seed(i)))
         for i, rollout in enumerate(rollouts)
     ]
+    for play in plays:
+        play.add_done_callback(lambda _: ended())
     try:
         done, _ = await asyncio.wait(plays, timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
         for play in done:

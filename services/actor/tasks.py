@@ -42,13 +42,13 @@ class Tasks:
         self.inbox = Inbox(wire.client, wire.keys.tasks, ACTORS, wire.name, RECLAIM_MS)
         self.store = GroupStore(wire.client, wire.keys)
         self.running: dict[bytes, asyncio.Task[None]] = {}
-        self._rollouts: dict[bytes, int] = {}  # of each running task
+        self._rollouts: dict[bytes, int] = {}  # of each running task, not ended; at least 1 until it is stored
         self._room = asyncio.Event()
         self._failed: BaseException | None = None
         self._held_off: Version | None = None  # the refused weights that a task was handed back for
 
     async def run(self, player: Player, fingerprints: Callable[[], Awaitable[dict[str, str]]]) -> None:
-        """Keep up to actor.groups groups' worth of rollouts running.
+        """Keep up to actor.groups groups' worth of rollouts running: a group begins when there is room for all of its.
 
         Raises what ended a task in a way that is not the task's fault.
         """
@@ -110,6 +110,11 @@ class Tasks:
         metrics.RUNNING.set(len(self.running))
         job.add_done_callback(lambda job: self._ended(entry.id, job))
 
+    def _rollout_ended(self, entry: bytes) -> None:
+        if self._rollouts.get(entry, 0) > 1:
+            self._rollouts[entry] -= 1
+            self._room.set()
+
     def _ended(self, entry: bytes, job: asyncio.Task[None]) -> None:
         self.running.pop(entry, None)
         self._rollouts.pop(entry, None)
@@ -136,7 +141,13 @@ class Tasks:
                 return
             try:
                 group = await roll_out(
-                    task, player, self.config, self.wire.name, lambda: engine.version or Version(0, 0), fingerprints
+                    task,
+                    player,
+                    self.config,
+                    self.wire.name,
+                    lambda: engine.version or Version(0, 0),
+                    fingerprints,
+                    ended=lambda: self._rollout_ended(entry.id),
                 )
             except RetrievalFailed as error:
                 await self.wire.warn(f"task {task.id} is handed back: {error}")
@@ -146,6 +157,7 @@ class Tasks:
             if is_of_one_learner(task, group.rollouts, self.config.replay.max_lag):
                 await self._put(entry, task, group)
                 return
+            self._rollouts[entry.id] = task.group_size
             metrics.GROUPS.labels("again").inc()
             log.info("task %s is rolled out again: the learner resumed at an earlier version meanwhile", task.id)
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from benchmarks import against_trl, async_over_sync, bubble, growth, hidden_scan, real_arms
+from benchmarks import against_trl, async_over_sync, bubble, growth, hidden_scan, real_arms, seats
 from benchmarks.figure import Figure
 from benchmarks.load import WARM_UP, Load
 from benchmarks.simulated import simulate
@@ -83,3 +83,8 @@ def test_finished_runs_of_a_study_are_read_seed_by_seed(tmp_path):
 def test_a_study_without_finished_runs_is_refused_by_its_name(tmp_path):
     with pytest.raises(UserError, match="holds no finished run of b \\+ HD b/2"):
         real_arms.measure(study=str(tmp_path))
+
+
+def test_seats_by_running_rollouts_are_used_better_than_seats_by_group():
+    [figure] = seats.measure(groups=2, group_size=4, tasks=16, mean_s=0.05, repetitions=1)
+    assert (figure.ratio or 0) > 1
