@@ -11,6 +11,8 @@ from shared.streams import FIELD
 from shared.versions import Version
 from tests.learner.fed import KEYS, Feed, batch, pending, results, start
 
+pytestmark = pytest.mark.slow
+
 
 def test_what_a_replaced_learner_has_read_is_trained_by_the_one_after_it(
     config: Config, client: Any, feed: Feed
