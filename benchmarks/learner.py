@@ -79,7 +79,7 @@ def made_group(number: int, rollouts: int, tokens: int) -> Group:
         version_runs=np.array([[total, 0, 0]], np.int32), turns=np.zeros((0, 3), np.int32),
         documents=[[] for _ in range(rollouts)],
     )  # fmt: skip
-    return group_from_payload(payload, 0, VOCABULARY, 2**15)
+    return group_from_payload(payload, VOCABULARY, 2**15)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu] | None:
     return narrowed(gpus, visible)
 
 
+def trains_in_float32(dtype: str, device: str) -> bool:
+    """By model.dtype and learner.device, as the learner will choose: without asking torch, which is slow to import."""
+    return dtype == "float32" or (dtype == "auto" and (device == "cpu" or not visible_gpus()))
+
+
 def parse_listing(text: str) -> list[Gpu]:
     """nvidia-smi's lines `GPU-uuid, used MiB, total MiB`; `[N/A]` stands where a driver does not count memory."""
     gpus = []

@@ -1,10 +1,14 @@
 """The folder of a model: found and checked before torch is imported, so that a mistake is told at once."""
 
+import json
+import math
 from pathlib import Path
 
 from shared.errors import UserError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+LARGEST_HEADER = 100 * 2**20  # that safetensors reads
 
 # For `from_pretrained`: a model is data. Neither its folder's Python files nor a pickle of weights is ever run.
 NO_CODE = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
@@ -30,6 +34,21 @@ def find_model(name: str, setting: str = "model.path") -> Path:
     if missing:
         raise UserError(f"{setting} = '{name}' lacks {' and '.join(missing)}: point it at a complete model folder.")
     return folder
+
+
+def parameters_of(folder: Path) -> int:
+    """How many numbers the folder's safetensors hold, by their headers; what is none of them counts nothing."""
+    return sum(_numbers_in(file) for file in folder.glob("*.safetensors"))
+
+
+def _numbers_in(file: Path) -> int:
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(size, LARGEST_HEADER)))
+        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0
 
 
 def _cached(name: str, setting: str) -> Path:

@@ -16,7 +16,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import AuthorizationError, NoPermissionError, OutOfMemoryError
 from redis.retry import Retry
 
 from shared.config import without_password
@@ -88,13 +88,15 @@ def wait_until_up(url: str, wait_s: float) -> None:
                 server: Any = client.info("server")
                 memory: Any = client.info("memory")
                 break
-            except redis.AuthenticationError:
-                raise UserError(f"Redis at {shown} refuses the password: put the right one into redis.url.") from None
-            except (redis.ConnectionError, redis.TimeoutError) as error:  # BusyLoadingError is one
-                last = error
             except redis.RedisError as error:
-                cause = str(error).rstrip(".").replace(". ", ": ")
-                raise UserError(f"what answers at {shown} is no Redis for a run ({cause}): mend redis.url.") from None
+                if sentence := refusal(error, f"Redis at {shown}"):
+                    raise UserError(sentence) from None
+                if not isinstance(error, AWAY):
+                    cause = str(error).rstrip(".").replace(". ", ": ")
+                    raise UserError(
+                        f"what answers at {shown} is no Redis for a run ({cause}): mend redis.url."
+                    ) from None
+                last = error
             if time.monotonic() >= deadline:
                 raise RedisAway(url, wait_s, last) from None
             time.sleep(0.1)
@@ -124,6 +126,21 @@ def why_waited_for(error: BaseException) -> str:
     if not isinstance(error, Exception) or not is_full(error):
         return "away"
     return "disk" if is_short_of_disk(error) else "memory"
+
+
+def refusal(error: BaseException, server: str = "Redis") -> str | None:
+    """A sentence, where the server takes neither the password nor the user, or forbids the user this; else None."""
+    if isinstance(error, redis.AuthenticationError):
+        return f"{server} refuses the password: put the right one into redis.url."
+    if isinstance(error, AuthorizationError | NoPermissionError) or "executing the script can't run" in str(error):
+        cause = str(error).rstrip(".")
+        return f"{server} forbids the user of redis.url what a run does ({cause}): allow it all commands and keys."
+    return None
+
+
+def will_pass(error: Exception) -> bool:
+    """Whether the call may be made again until it is taken: the server is away, starts, or has no room."""
+    return refusal(error) is None and (isinstance(error, AWAY) or is_full(error))
 
 
 def is_full(error: Exception) -> bool:

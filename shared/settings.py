@@ -4,9 +4,16 @@ Every field is a setting somebody turns. Units are in the names: `_s` seconds, `
 counts say tokens. Settings that contradict each other are refused in `shared.config`, with the arithmetic shown.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _seconds(value: object) -> object:
+    """Also as compose writes durations: 90s, 1m30s, 1h."""
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", value) if isinstance(value, str) else None
+    return sum(n * float(part or 0) for n, part in zip((3600, 60, 1), found.groups(), strict=True)) if found else value
 
 
 def _number_as_text(value: object) -> object:
@@ -14,6 +21,7 @@ def _number_as_text(value: object) -> object:
 
 
 Delay = Annotated[str, BeforeValidator(_number_as_text)]
+Duration = Annotated[float, BeforeValidator(_seconds)]
 
 
 class Section(BaseModel):
@@ -29,6 +37,7 @@ class Run(Section):
     root: str = "runs"  # the run lives in <root>/<name>
     steps: int = Field(default=100, ge=1)  # training steps, each an update of the weights by one batch
     seed: int = Field(default=0, ge=0, lt=2**31)  # of the order of prompts, and of sampling
+    stop_s: Duration = Field(default=5.0, ge=2)  # a service has from SIGTERM on before it is killed; 90 or "1m30s"
     metrics_host: str = "127.0.0.1"  # where actors and learner serve Prometheus metrics; 0.0.0.0 in containers
     gpus: Literal["auto", "lease", "share"] = "auto"  # lease: a process claims GPUs of its own; auto: where there are 2
 
@@ -190,7 +199,7 @@ class Learner(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
     ranks: int = Field(default=1, ge=1)  # processes that hold one model between them (FSDP), each with a GPU of its own
     threads: int = Field(default=0, ge=0)  # CPU threads; 0: its share of the cores
-    cache_bytes: int = Field(default=256 * 2**20, ge=0)  # payloads kept between a scan and the batch
+    cache_bytes: int = Field(default=256 * 2**20, ge=0)  # of groups in memory, kept between a scan and the batch
     checkpoint_every: int = Field(default=10, ge=1)  # steps
     keep_last: int = Field(default=2, ge=1)  # checkpoints
     keep_every: int = Field(default=0, ge=0)  # steps; checkpoints at its multiples are kept for good

@@ -15,9 +15,11 @@ from services.env_search.corpus import parse_document
 from services.env_search.index import refuse_mismatch
 from services.env_search.manifest import read_manifest
 from services.replay.policies import get_policy
+from shared import checkpoints
 from shared.config import Config
 from shared.errors import UserError
-from shared.model_files import find_model
+from shared.gpus import trains_in_float32
+from shared.model_files import find_model, parameters_of
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import WEIGHTS_SHARE, wait_until_up
 from shared.rewards import own
@@ -27,7 +29,6 @@ REDIS_ANSWER_S = 3.0
 RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
 VERSIONS_KEPT = 4  # published versions on disk at once, at most, about
 VERSIONS_IN_REDIS = 3  # where they travel through it: the newest two, and the one that is sent
-CHECKPOINT_MODELS = 3  # weights and two moments of the optimiser
 PASSAGES_READ = 100
 HIGHEST_PORT = 65535
 
@@ -198,23 +199,32 @@ class Preflight:
                 )
 
     def _disk(self, model_dir: Path | None) -> None:
-        model = _size_of(model_dir) if model_dir and not self.config.learner.lora_rank else 0  # adapters are small
+        version, checkpoint = self._sizes(model_dir)
         kept = self.config.learner.keep_last + 1
-        needed = model * (VERSIONS_KEPT + CHECKPOINT_MODELS * kept) + RUN_FOLDER_BYTES
+        needed = VERSIONS_KEPT * version + kept * checkpoint + RUN_FOLDER_BYTES
         folder = _existing(self.config.run_dir)
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise UserError(
-                f"{folder} has {_gib(free)} free, and the run needs about {_gib(needed)} "
-                f"({VERSIONS_KEPT} published versions and {kept} checkpoints of {CHECKPOINT_MODELS} times the model's "
-                f"{_gib(model)}): free some, or set run.root."
+                f"{folder} has {_gib(free)} free, and the run needs about {_gib(needed)} ({VERSIONS_KEPT} published "
+                f"versions of {_gib(version)} and {kept} checkpoints of {_gib(checkpoint)}): free some or set run.root."
             )
+
+    def _sizes(self, model_dir: Path | None) -> tuple[int, int]:
+        """Bytes of a published version and of a checkpoint; adapters are small enough to be taken for nothing."""
+        c = self.config
+        if model_dir is None or c.learner.lora_rank:
+            return 0, 0
+        parameters = parameters_of(model_dir)
+        own = 4 if trains_in_float32(c.model.dtype, c.learner.device) else 2
+        written = {"model": own, "float32": 4, "bfloat16": 2}[c.weights.dtype]
+        return parameters * written, checkpoints.size_of(parameters, own, c.learner.optimizer)
 
     def _redis_memory(self, model_dir: Path | None) -> None:
         limit, transport = self.config.redis.max_memory_bytes, self.config.weights.transport
-        if transport != "redis" or not limit or model_dir is None or self.config.learner.lora_rank:
+        if transport != "redis" or not limit:
             return
-        needed = VERSIONS_IN_REDIS * _size_of(model_dir)
+        needed = VERSIONS_IN_REDIS * self._sizes(model_dir)[0]
         if needed > WEIGHTS_SHARE * limit:
             raise UserError(
                 f"redis.max_memory_bytes = {limit} ({_gib(limit)}) has no room for the {VERSIONS_IN_REDIS} versions of "
@@ -274,10 +284,6 @@ def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
     return folder
-
-
-def _size_of(model_dir: Path) -> int:
-    return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
 
 
 def _gib(size: float) -> str:

@@ -23,8 +23,10 @@ from shared.errors import UserError
 
 RESTARTS, WINDOW_S = 5, 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-# `stop` takes at most all of these, the last three times more: 9 s of the ten that a user is promised after Ctrl-C
+# `stop` takes at most all of these, the last three times more: 9 s of the ten that a user is promised after Ctrl-C, and
+# longer only where run.stop_s does
 TERMINATE_S, TERMINATE_LAST_S, KILL_S = 5.0, 2.0, 0.5
+LATER_S = 1.0  # the warden waits longer than that
 LOG_LINES_QUOTED = 4
 LOG_CHARACTERS_QUOTED = 1200
 
@@ -63,11 +65,12 @@ class Running:
 class Supervisor:
     """Keeps programs running until they finish, one of them fails for good, or `stop` is called."""
 
-    def __init__(self, on_note: Callable[[str], None] = lambda note: None) -> None:
-        """`on_note` hears a sentence whenever a program is started again."""
+    def __init__(self, on_note: Callable[[str], None] = lambda note: None, terminate_s: float | None = None) -> None:
+        """`on_note` hears a sentence whenever a program is started again; `terminate_s`: TERMINATE_S, run.stop_s."""
+        self._terminate_s = TERMINATE_S if terminate_s is None else terminate_s
         self.running: dict[str, Running] = {}
         self._on_note = on_note
-        self._warden = Warden()
+        self._warden = Warden(self._terminate_s + LATER_S)
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._failure: asyncio.Future[UserError] = asyncio.get_running_loop().create_future()
@@ -91,10 +94,10 @@ class Supervisor:
         return [self._warden.pid, *(pid for r in self.running.values() if (pid := r.pid) is not None)]
 
     async def stop(self) -> None:
-        """End every process: SIGTERM, SIGKILL after TERMINATE_S; then the same for the ones that come last, sooner."""
+        """End every process: SIGTERM, SIGKILL when its time is over; then those that come last, sooner."""
         self._stopping = True
         entries = list(self.running.values())
-        await self._end([r for r in entries if not r.program.last], TERMINATE_S)
+        await self._end([r for r in entries if not r.program.last], self._terminate_s)
         await self._end([r for r in entries if r.program.last], TERMINATE_LAST_S)
         for task in self._tasks:
             task.cancel()

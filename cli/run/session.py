@@ -72,7 +72,7 @@ class Session:
         """Start everything, wait for the end, end everything. Raises UserError with what a service said."""
         c = self.config
         self.recorder.note("session", pid=os.getpid(), steps=c.run.steps, env_latency=c.env.latency)
-        supervisor = Supervisor(self._on_restart)
+        supervisor = Supervisor(self._on_restart, self.config.run.stop_s)
         self._catch_signals()
         finished = False
         try:

@@ -15,7 +15,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-GRACE_S = 6.0
 LAST_GRACE_S = 2.0
 LEAVE_S = 0.5
 
@@ -23,8 +22,9 @@ LEAVE_S = 0.5
 class Warden:
     """The command's end of the pipe."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
+    def __init__(self, grace_s: float) -> None:
+        """`grace_s`: between SIGTERM and SIGKILL."""
+        command = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(grace_s)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     @property
@@ -91,7 +91,7 @@ def main() -> None:
             groups.pop(group, None)
         else:
             groups[group] = kind == "^"
-    _end([group for group, last in groups.items() if not last], GRACE_S)
+    _end([group for group, last in groups.items() if not last], float(sys.argv[1]))
     _end([group for group, last in groups.items() if last], LAST_GRACE_S)
 
 

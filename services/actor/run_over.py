@@ -13,6 +13,7 @@ import redis.asyncio
 
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
+from shared.outage import raise_if_refused
 from shared.streams import Keys
 
 log = logging.getLogger("headrace")
@@ -35,6 +36,7 @@ async def raise_if_over(config: Config, client: redis.asyncio.Redis) -> None:
     try:
         data = await client.get(Keys(config.run.name).state)
     except (redis.RedisError, OSError) as error:
+        raise_if_refused(error)
         log.debug("whether the run is over is not known: %s", error)
         return
     counters = msgspec.json.decode(data, type=_Counters) if data else _Counters()

@@ -24,7 +24,7 @@ def serve(config: Config) -> None:
     if launch.is_rank() and int(os.environ["RANK"]) > 0:
         _follow(config)
         return
-    stop = Stop()
+    stop = Stop(config.run.stop_s)
     stop.on_signals()
     if config.learner.lora_rank or not any(config.checkpoints_dir.glob("step_*")):
         find_model(config.model.path)
@@ -51,7 +51,7 @@ def serve(config: Config) -> None:
 
 def _work(config: Config, stop: Stop) -> None:
     if config.learner.ranks > 1:
-        if status := launch.run_ranks(config.learner.ranks):
+        if status := launch.run_ranks(config.learner.ranks, config.run.stop_s):
             leave(status)
         return
     log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
@@ -61,12 +61,12 @@ def _work(config: Config, stop: Stop) -> None:
 
 
 def _lead(config: Config, stop: Stop) -> None:
+    from services.learner.loop import Loop
     from services.learner.model.policy import pick_device
-    from services.learner.ranks.leader import Leader
     from services.learner.ranks.members import join
 
     log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
-    Leader(config, stop, join(pick_device(config.learner.device))).run()
+    Loop(config, stop, join(pick_device(config.learner.device))).run()
 
 
 def _follow(config: Config) -> None:

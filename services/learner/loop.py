@@ -10,16 +10,16 @@ A step is trained once per lineage.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.learner import assemble, engine_gap, metrics
-from services.learner import step as steps
-from services.learner.groups.parts import use_parts
-from services.learner.groups.store import Fetched, Store
+from services.learner.executor import Alone, Executor
+from services.learner.groups.store import Store
 from services.learner.model.policy import context_of, device_of, vocabulary_of
-from services.learner.ranks.keeping import save_checkpoint
+from services.learner.ranks.leader import WithRanks
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.stop import Stop, Stopped
 from services.learner.talk import lineage
@@ -29,6 +29,7 @@ from services.learner.talk.told import Told
 from services.learner.weights import checkpoint, publish
 from services.learner.weights.publisher import TRIES, Publisher
 from services.learner.weights.room import until_written
+from services.learner.weights.save_time import SaveTime
 from services.learner.weights.transports import make_sender
 from shared import heartbeats, streams
 from shared.config import Config
@@ -37,7 +38,6 @@ from shared.messages import (
     Checkpointed,
     Hello,
     Malformed,
-    Record,
     Scan,
     ScanResult,
     Sync,
@@ -55,8 +55,6 @@ log = logging.getLogger("headrace")
 
 CONSUMER = "learner"  # fixed: a new process finds what the old one had not acknowledged
 PENDING_PAGE = 64
-# A checkpoint of so many parameters, 18 bytes each, is written well within the time that a stop leaves.
-SAVED_AT_A_STOP = 2**25
 
 
 class Loop:
@@ -93,9 +91,12 @@ class Loop:
         self._open: list[tuple[bytes, int]] = []  # (entry, step) of batches that no checkpoint holds yet
         self._saved_step = made.step if made.lineage >= 0 else -1
         self._publisher = Publisher(config, model, made.companions)
+        own = Alone(config, self.trainer, self.store, self.post, self._publisher)
+        self._executor: Executor = own if ranks.count == 1 else WithRanks(own)
+        self._save_time = SaveTime(self.trainer.optimiser.checkpoint_bytes)
         self._sender = make_sender(config, self.post, stop)
         self._dead_letters_seen = 0
-        self._first_step, self._between_updates = self.step, False
+        self._first_step = self.step
 
     @property
     def version(self) -> Version:
@@ -107,17 +108,26 @@ class Loop:
         try:
             self._work()
         except Stopped:
-            if self._may_be_saved():
-                self._checkpoint()
-                log.info("saved at step %d", self.step)
+            self._save_if_there_is_time()
             raise
+        self._executor.leave()
 
-    def _may_be_saved(self) -> bool:
-        """Whether the weights are those of a whole step that replay was told of, newer than the newest checkpoint."""
+    def _save_if_there_is_time(self) -> None:
+        """Where the weights are those of a whole step that replay was told of, newer than the newest checkpoint."""
         told = bool(self._open) and self._open[-1][1] == self.step - 1
-        small = sum(p.numel() for p in self.trainer.optimiser.parameters) <= SAVED_AT_A_STOP
-        alone = self.trainer.ranks.count == 1  # the others may have left already
-        return told and small and alone and not self._between_updates and self._saved_step != self.step
+        if not (told and self._executor.may_save and self._saved_step != self.step):
+            return
+        expected, left = self._save_time.expected_s, self.stop.left_s
+        if expected > left:
+            log.warning(
+                "step %d is not saved: a checkpoint takes about %.0f s, and run.stop_s leaves %.0f",
+                self.step,
+                expected,
+                left,
+            )
+            return
+        self._checkpoint()
+        log.info("saved at step %d", self.step)
 
     def _work(self) -> None:
         self._announce()
@@ -217,7 +227,7 @@ class Loop:
         records = []
         if scan.step == self.step:
             with self.trainer.clock("scan"):
-                records = self._scanned(scan)
+                records = self._executor.scan(scan)
         result = ScanResult(
             scan=scan.scan,
             step=scan.step,
@@ -228,10 +238,6 @@ class Loop:
         with self.post.letter("send a scan's records") as letter:
             letter.result(result)
             letter.ack(entry.id)
-
-    def _scanned(self, scan: Scan) -> list[Record]:
-        groups = self._fetch(scan.ids, reference=self._needs_reference).groups
-        return steps.scan(self.trainer, groups, scan.per_rollout)
 
     def _batch(self, entry: Entry, batch: Batch) -> None:
         if batch.step < self._saved_step:
@@ -286,7 +292,8 @@ class Loop:
 
     def _train(self, batch: Batch) -> None:
         before = self.version
-        replay, fresh, records, totals = self._learned(batch)
+        done = self._executor.learn(batch)
+        replay, fresh, records, totals = done.replay, done.fresh, done.records, done.totals
         self.step += 1
         with self.trainer.clock("publish"):
             self._publisher.trained_on([*replay.groups, *fresh.groups])
@@ -321,15 +328,6 @@ class Loop:
         metrics.export(numbers, self.version, self.store.dead_letters - self._dead_letters_seen)
         self._dead_letters_seen = self.store.dead_letters
 
-    def _learned(self, batch: Batch) -> tuple[Fetched, Fetched, list[Record], steps.Totals]:
-        with self.trainer.clock("fetch"):
-            replay = use_parts(self._fetch(batch.replay, reference=self._needs_reference), batch.parts)
-            fresh = use_parts(self._fetch(batch.fresh, reference=False), batch.parts)
-        self._between_updates = bool(self.config.learner.mini_batch)
-        records, totals = steps.train_step(self.trainer, batch.step, replay.groups, fresh.groups)
-        self._between_updates = False
-        return replay, fresh, records, totals
-
     def _finish(self, entry: Entry) -> bool:
         if self.step < self.config.run.steps:  # left over from before the run was given more steps
             self.post.patiently("acknowledge an old end of the run", lambda: self.inbox.ack(entry.id))
@@ -352,7 +350,9 @@ class Loop:
     def _checkpoint(self) -> None:
         c = self.config
         with self.trainer.clock("checkpoint"):
-            self._written(c.checkpoints_dir, self._save)
+            began = time.monotonic()
+            self._written(c.checkpoints_dir, lambda: self._executor.save(self.step, self.lineage, self._cursor))
+            self._save_time.saved(time.monotonic() - began)
             self._saved_step = self.step
             with self.post.letter("acknowledge the saved batches") as letter:
                 letter.ack(*(id for id, _ in self._open))
@@ -361,16 +361,11 @@ class Loop:
             self._open.clear()
             checkpoint.prune(c.checkpoints_dir, c.learner.keep_last, c.learner.keep_every)
 
-    def _save(self) -> None:
-        companions, place = self._publisher.companions, self.config.checkpoints_dir
-        save_checkpoint(place, self.trainer, companions, self.step, self.lineage, self._cursor)
-
     def _publish(self) -> None:
-        self._written(self.config.weights_dir, self._publish_once)
+        began = time.monotonic()
+        self._written(self.config.weights_dir, lambda: self._executor.publish(self.version))
+        self._save_time.published(time.monotonic() - began, self._publisher.notice.size)
         self._send_weights()
-
-    def _publish_once(self) -> None:
-        self._publisher.publish(self.version)
 
     def _send_weights(self) -> None:
         notice = self._publisher.notice
@@ -391,12 +386,5 @@ class Loop:
             letter.event("warning", text=reason)
 
     @property
-    def _needs_reference(self) -> bool:
-        return self.config.learner.reference == "trainer"
-
-    @property
     def _keeps_references(self) -> bool:
-        return self._needs_reference and self.config.replay.policy != "none"
-
-    def _fetch(self, ids: list[str], *, reference: bool) -> Fetched:
-        return self.post.patiently("fetch groups", lambda: self.store.fetch(ids, reference=reference))
+        return self.config.learner.reference == "trainer" and self.config.replay.policy != "none"

@@ -3,6 +3,7 @@
 from prometheus_client import Gauge
 
 from shared.metrics import RedisWait
+from shared.outage import Outage
 
-REDIS = RedisWait("learner")
+REDIS = Outage(RedisWait("learner"))
 DISK = Gauge("headrace_learner_disk_wait_seconds", "how long it has been waiting for room on the disk of its files")

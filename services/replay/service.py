@@ -30,11 +30,11 @@ from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import Checkpointed, GroupHeader, Hello, Malformed, Record, ScanResult, Trained
+from shared.outage import Outage
 from shared.prompts import PromptSource
 from shared.redis_client import SPOKEN, why_waited_for
 from shared.service import first_error
 from shared.streams import ACTORS, LEARNER, REPLAY, Entry, Inbox, Keys
-from shared.waiting import LongWait
 
 log = logging.getLogger("headrace.replay")
 READ_COUNT = 256
@@ -67,7 +67,7 @@ class Replay:
         self._life = 0
         self._heard = False  # where the learner is, since the state was loaded
         self._then: list[Callable[[], None]] = []  # once the transaction under way has taken effect
-        self._outage: LongWait | None = None
+        self._outage = Outage(self.metrics.redis_wait, any_error=True)
         self._scans = 0
         self._step: NextStep | None = None  # that is being put together
         self.waiting_for, self.waiting_s = "Redis", 0.0
@@ -84,16 +84,14 @@ class Replay:
                 raise UserError(str(error.exceptions[0])) from None
             except* RedisError as error:
                 raise_if_cancelled()  # a reader that fails while being cancelled hides that in this group of errors
-                await self._wait_for_redis(first_error(error))
+                first = first_error(error)
+                assert isinstance(first, RedisError)
+                await self._wait_for_redis(first)
 
-    async def _wait_for_redis(self, error: BaseException) -> None:
-        if self._outage is None:
-            self._outage = LongWait(first_s=0.0)
-        if self._outage.due():
-            log.warning("waiting for Redis since %.0f s: %s", self._outage.seconds, error)
+    async def _wait_for_redis(self, error: Exception) -> None:
+        self._outage.failed(error)
         why = why_waited_for(error)
         self.waiting_for = SPOKEN[why]
-        self.metrics.redis_wait.goes_on(error, self._outage.seconds)
         self.metrics.reconnects.inc()
         if why != "away":
             with suppress(RedisError):
@@ -102,7 +100,7 @@ class Replay:
 
     def _after_outage(self) -> list[str]:
         """What is said once Redis takes writes again: while it did not, there was nowhere to say it."""
-        if self._outage is None:
+        if not self._outage.seconds:
             return []
         return [f"for {self._outage.seconds:.1f} s the run waited for {self.waiting_for}; its state was loaded again."]
 
@@ -145,8 +143,7 @@ class Replay:
                     tell()
                 if sentence := refills.starved(self.config, state) or refused.starved(self.config, state):
                     raise UserError(sentence)
-                self._outage = None
-                self.metrics.redis_wait.over()
+                self._outage.over()
                 watch.waits_for(waiting_for(self.config, state, self._heard))
                 self.waiting_for, self.waiting_s = watch.waiting()
                 self.metrics.show(state)

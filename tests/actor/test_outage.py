@@ -9,10 +9,10 @@ from redis.exceptions import ResponseError
 
 from cli.run.ports import free_port
 from cli.run.redis_binary import find_redis_binary
-from services.actor import outage
 from services.actor.wire import Wire
 from shared import events
 from shared.config import build
+from shared.outage import WHAT_TO_DO
 from shared.streams import GroupStore
 
 
@@ -39,7 +39,7 @@ async def test_groups_wait_at_a_full_server_and_are_stored_once_there_is_room(wi
         puts = [asyncio.create_task(put(f"t{n}")) for n in range(5)]
         await asyncio.sleep(1.5)
         assert not any(task.done() for task in puts)
-        assert await told(wire) == [f"{outage.FULL}."], "five calls tell it once"
+        assert await told(wire) == [f"{WHAT_TO_DO['memory']}."], "five calls tell it once"
         await wire.client.config_set("maxmemory", 0)
         async with asyncio.timeout(10):
             assert await asyncio.gather(*puts) == [True] * 5

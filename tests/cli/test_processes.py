@@ -183,7 +183,7 @@ asyncio.run(main())
 
 def test_the_warden_forgets_groups_that_have_ended() -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    warden = Warden()
+    warden = Warden(6.0)
     warden.watch(bystander.pid)
     warden.forget(bystander.pid)
     warden.close()

@@ -199,7 +199,7 @@ def check_payload(data: bytes) -> bool:
     """A payload that was taken must become rows and tensors a model can be given."""
     try:
         payload = decode_payload(data, RUN)
-        group = group_from_payload(payload, len(data), vocabulary=100, longest=4096)
+        group = group_from_payload(payload, vocabulary=100, longest=4096)
     except Malformed:
         return False
     assert torch.isfinite(group.l_gen).all() and torch.isfinite(group.advantages).all()

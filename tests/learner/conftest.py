@@ -112,7 +112,7 @@ def make_group(make_payload: MakePayload) -> MakeGroup:
 
     def make(id: str, seed: int, stored: float | None = None, **kwargs: Any) -> Group:
         payload = make_payload(id, seed, **kwargs)
-        group = group_from_payload(payload, len(encode_payload(payload)), VOCABULARY, CONTEXT)
+        group = group_from_payload(payload, VOCABULARY, CONTEXT)
         if stored is None:
             return group
         noise = torch.randn(group.tokens, generator=torch.Generator().manual_seed(seed)) * stored

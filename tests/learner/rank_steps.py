@@ -52,7 +52,7 @@ def groups_of(folder: Path, step: int, kind: str) -> list[Group]:
     out = []
     for file in sorted(folder.glob(f"{step}-*-{kind}.bin")):
         data = file.read_bytes()
-        group = group_from_payload(decode_payload(data, "test"), len(data), VOCABULARY, CONTEXT)
+        group = group_from_payload(decode_payload(data, "test"), VOCABULARY, CONTEXT)
         if kind == "old":
             noise = torch.randn(group.tokens, generator=torch.Generator().manual_seed(step)) * 0.05
             group.l_ref = (group.l_gen + noise).clamp(max=0.0)

@@ -1,5 +1,6 @@
 """How the loop ends: at Finish, and at a signal, which finds saved what is trained."""
 
+import time
 from typing import Any
 
 import pytest
@@ -101,3 +102,18 @@ def test_a_finish_from_before_the_run_was_given_more_steps_is_passed_over(
     feed(batch(0))
     assert [loop.handle(e) for e in loop.inbox.read(2)] == [False, False]
     assert loop.step == 1
+
+
+@pytest.mark.parametrize(("takes_s", "saved"), [(1.0, True), (40.0, False)])
+def test_a_signal_saves_where_a_checkpoint_takes_less_than_is_left(
+    config: Config, client: Any, feed: Feed, takes_s: float, saved: bool
+) -> None:
+    loop = Loop(config, Stop(grace_s=31.0))
+    loop._save_time.saved(takes_s)
+    feed(batch(0))
+    stop_in_update(loop, 0)
+    loop.stop._until = time.monotonic() + loop.stop._patience_s
+    with pytest.raises(Stopped):
+        loop.run()
+    assert checkpoint.steps(config.checkpoints_dir) == ([1] if saved else [])
+    assert pending(client) == (0 if saved else 1)

@@ -16,7 +16,6 @@ from services.learner.stop import Stop
 from services.learner.weights.publish import write_model
 from shared import streams, weights
 from shared.messages import Batch, Checkpointed, Finish, Hello, Scan, ScanResult, Trained, WeightsNotice, decode
-from shared.payload import encode_payload
 from shared.streams import FIELD
 from tests.learner.test_process import KEYS, Process, config_of, processes, store
 from tests.tiny_model import CONTEXT, VOCABULARY
@@ -35,7 +34,7 @@ def alone(config: Any, make_payload: Any, folder: Path) -> dict[str, Any]:
     groups = {}
     for i, id in enumerate(f"{s}{x}" for s in range(3) for x in "ab"):
         payload = make_payload(id, i)
-        groups[id] = group_from_payload(payload, len(encode_payload(payload)), VOCABULARY, CONTEXT)
+        groups[id] = group_from_payload(payload, VOCABULARY, CONTEXT)
     for step, (replay, fresh) in enumerate(BATCHES):
         train_step(trainer, step, [groups[id] for id in replay], [groups[id] for id in fresh if id != "gone"])
     folder.mkdir()

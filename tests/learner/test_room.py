@@ -37,7 +37,7 @@ def full_disk() -> Iterator[Callable[[], None]]:
 def test_a_write_without_room_is_told_once_and_made_when_there_is_some(
     name: str, tmp_path: Path, full_disk: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.learner.weights.room.RETRY_S", 0.05)
+    monkeypatch.setattr("services.learner.talk.patience.RETRY_S", 0.05)
     tries, told = [], []
 
     def write() -> str:

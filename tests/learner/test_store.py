@@ -1,5 +1,6 @@
 """Groups from a real Redis: read once, checked, kept within bounds."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import redis
 
+from services.learner.groups.group import group_from_payload
 from services.learner.groups.store import Store
 from shared.payload import encode_payload
 from shared.streams import Keys
@@ -61,9 +63,10 @@ def test_a_payload_is_read_once_for_its_scan_and_its_batch(client: Any, make_pay
 
 
 def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used(client: Any, make_payload: Any) -> None:
-    sizes = [put(client, make_payload(f"g{i}", 7)) for i in range(3)]
-    room = 2 * (sizes[0] + 4 * len(make_payload("g0", 7).l_gen)) + 8
-    store = store_of(client, cache_bytes=room)
+    for i in range(3):
+        put(client, make_payload(f"g{i}", 7))
+    [group] = store_of(client).fetch(["g0"], reference=False).groups
+    store = store_of(client, cache_bytes=2 * group.bytes)
     for id in ("g0", "g1", "g0", "g2"):  # g1 goes
         store.fetch([id], reference=False)
     store.lap()
@@ -71,6 +74,27 @@ def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used(client:
     assert store.lap()[1] == 0
     store.fetch(["g1"], reference=False)
     assert store.lap()[1] == 1
+
+
+def test_the_bytes_of_a_group_are_those_that_it_takes_in_memory(make_payload: Any) -> None:
+    small = make_payload("g", 7)
+    many, rollouts = 2000, small.group_size
+    wide = replace(
+        small,
+        lengths=np.full(rollouts, many, np.int32),
+        tokens=np.full(rollouts * many, 5, np.int32),
+        mask=np.ones(rollouts * many, bool),
+        l_gen=np.zeros(rollouts * many, np.float32),
+        version_runs=np.array([[rollouts * many, 0, 0]], np.int32),
+    )
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    groups = [group_from_payload(wide, VOCABULARY, 2 * many) for _ in range(8)]
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    l_ref = sum(4 * group.tokens for group in groups)
+    assert sum(group.bytes for group in groups) == pytest.approx(taken + l_ref, rel=0.03)
+    assert groups[0].bytes > 3 * len(encode_payload(wide))
 
 
 def test_no_cache_at_all_still_serves(client: Any, make_payload: Any) -> None:

@@ -42,7 +42,6 @@ class Group:
     rollout: Tensor  # int64[T], the index of its row
     version_runs: NDArray[np.int32]  # int32[k, 3], (how many, lineage, number)
     canary_tokens: NDArray[np.int32]  # the first rollout with its prompt
-    bytes: int
     numbers: list[int]  # the place of each row's rollout among the G that were sampled
     l_ref: Tensor | None = None  # float32[T]
     share: float = 1.0  # how much it counts beside the other groups of a mini-batch
@@ -53,6 +52,13 @@ class Group:
         """T."""
         return len(self.l_gen)
 
+    @property
+    def bytes(self) -> int:
+        """Of memory, with room for l_ref."""
+        rows = sum(row.tokens.nbytes + row.positions.nbytes for row in self.rows)
+        flat = sum(t.nbytes for t in (self.l_gen, self.l_gen, self.advantages, self.rollout))
+        return rows + flat + self.version_runs.nbytes + self.canary_tokens.nbytes
+
     def sampled_under(self, version: Version) -> Tensor:
         """Where the token was sampled under exactly these weights, bool[T]."""
         counts, lineages, numbers = self.version_runs.T
@@ -60,8 +66,8 @@ class Group:
         return torch.from_numpy(np.repeat(same, counts))
 
 
-def group_from_payload(payload: Payload, size: int, vocabulary: int, longest: int) -> Group:
-    """Rows and flat tensors of a decoded payload of `size` bytes.
+def group_from_payload(payload: Payload, vocabulary: int, longest: int) -> Group:
+    """Rows and flat tensors of a decoded payload.
 
     Raises Malformed for a token id outside the vocabulary or a rollout longer than the model's context, which would
     stop the process inside the model.
@@ -97,6 +103,5 @@ def group_from_payload(payload: Payload, size: int, vocabulary: int, longest: in
         rollout=torch.from_numpy(np.repeat(np.arange(len(rows)), counts)),
         version_runs=payload.version_runs,
         canary_tokens=np.concatenate([payload.prompt, payload.rollout(0)[0]]),
-        bytes=size + 4 * len(payload.l_gen),  # room for l_ref
         numbers=numbers,
     )

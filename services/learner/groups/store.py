@@ -85,7 +85,7 @@ class Store:
                 payload = decode_payload(data, self._run)
                 if payload.id != id:
                     raise Malformed(f"the payload under {id} calls itself {payload.id}")
-                group = group_from_payload(payload, len(data), self._vocabulary, self._context)
+                group = group_from_payload(payload, self._vocabulary, self._context)
             except Malformed as error:
                 self._refuse(id, str(error), data, refused)
                 continue

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
+from shared import checkpoints
 from shared.errors import UserError
 from shared.settings import Learner
 
@@ -104,6 +105,11 @@ class Optimiser:
         with torch.no_grad():
             for master, stored in zip(own, masters, strict=False):
                 master.copy_(stored)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of the trained parameters, their masters and moments in a checkpoint."""
+        return sum(checkpoints.size_of(p.numel(), p.element_size(), self.kind) for p in self.parameters)
 
     @property
     def kind(self) -> str:

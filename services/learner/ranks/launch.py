@@ -16,8 +16,6 @@ from contextlib import suppress
 
 import psutil
 
-from services.learner.stop import PATIENCE_S
-
 log = logging.getLogger("headrace")
 
 _LOOK_S = 0.1
@@ -29,8 +27,11 @@ def is_rank() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def run_ranks(count: int) -> int:
-    """Start them and wait. 0: rank 0 has finished or was stopped; 2: one gave a sentence for the user; else 1."""
+def run_ranks(count: int, stop_s: float) -> int:
+    """Start them and wait; a stop gives rank 0 `stop_s`.
+
+    Returns 0: rank 0 has finished or was stopped; 2: one gave a sentence for the user; else 1.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -55,7 +56,7 @@ def run_ranks(count: int) -> int:
             log.error("rank %s does not run: it was stopped, or waits for a device", ", ".join(map(str, stopped)))
     if first:
         ranks[0].terminate()  # it may be about to finish a write
-        deadline = time.monotonic() + PATIENCE_S + 1
+        deadline = time.monotonic() + stop_s
         while ranks[0].poll() is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
     for process in ranks:

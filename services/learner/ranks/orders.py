@@ -103,7 +103,6 @@ def group_of(told: Told, joins: str = "") -> Group:
         rollout=torch.zeros(len(l_gen), dtype=torch.int64),
         version_runs=np.frombuffer(told.versions, np.int32).reshape(-1, 3),
         canary_tokens=np.frombuffer(told.canary, np.int32),
-        bytes=0,
         numbers=[],
         l_ref=_floats(told.l_ref),
         joins=joins,

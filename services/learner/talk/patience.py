@@ -1,41 +1,36 @@
-"""Waiting for Redis: a call is made again until the server takes it, and the log says what is waited for."""
+"""Waiting until a call succeeds: for Redis, or for room on the disk."""
 
-import logging
-import time
 from collections.abc import Callable
-from typing import TypeVar
-
-import redis
+from typing import Protocol, TypeVar
 
 from services.learner import waits
 from services.learner.stop import Stop
-from shared.redis_client import AWAY, is_full
 
-log = logging.getLogger("headrace")
-
-LOG_EVERY_S = 10.0
 RETRY_S = 0.5
 
 T = TypeVar("T")
 
 
-def patiently(stop: Stop, what: str, call: Callable[[], T]) -> T:
+class Wait(Protocol):
+    """What for, and what is said of it."""
+
+    def failed(self, error: Exception, what: str) -> object:
+        """The call, which was to do `what`, failed. Raises what is not waited for."""
+        ...
+
+    def over(self) -> None:
+        """It succeeded."""
+        ...
+
+
+def patiently(stop: Stop, what: str, call: Callable[[], T], wait: Wait = waits.REDIS) -> T:
     """The result of `call`, which must bear being repeated. Raises Stopped when a stop is asked for meanwhile."""
-    since = time.monotonic()
-    next_line = since
     while True:
         try:
             result = call()
-        except (redis.RedisError, OSError) as error:
-            if not isinstance(error, AWAY) and not is_full(error):
-                raise
-            now = time.monotonic()
-            waits.REDIS.goes_on(error, now - since)
-            if now >= next_line:
-                log.warning("waiting for Redis to %s since %.0f s: %s", what, now - since, error)
-                next_line = now + LOG_EVERY_S
+        except Exception as error:  # noqa: BLE001, the wait raises what is not waited for
+            wait.failed(error, what)
             stop.wait(RETRY_S)
         else:
-            if next_line > since:
-                waits.REDIS.over()
+            wait.over()
             return result

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from services.learner import waits
 from services.learner.stop import Stop
+from services.learner.talk.patience import patiently
 from shared.waiting import LongWait
 
 log = logging.getLogger("headrace")
 
-RETRY_S = 1.0
 PROBE_BYTES = 2**20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -27,22 +27,27 @@ def until_written(stop: Stop, folder: Path, write: Callable[[], T], tell: Callab
 
     tell: hears so in a sentence for people, at once and ever less often.
     """
-    wait = LongWait(first_s=0.0)
-    while True:
-        try:
-            result = write()
-        except Exception as error:  # safetensors and torch put what the system said into errors of their own
-            if not is_for_want_of_room(error, folder):
-                raise
-            waits.DISK.set(wait.seconds)
-            if wait.due():
-                text = f"no room in {folder} since {wait.seconds:.0f} s ({error}): the learner waits, make some."
-                log.warning("%s", text)
-                tell(text)
-            stop.wait(RETRY_S)
-        else:
-            waits.DISK.set(0)
-            return result
+    return patiently(stop, "write", write, _ForRoom(folder, tell))
+
+
+class _ForRoom:
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self._folder, self._tell = folder, tell
+        self._wait: LongWait | None = None
+
+    def failed(self, error: Exception, what: str) -> None:
+        # safetensors and torch put what the system said into errors of their own
+        if not is_for_want_of_room(error, self._folder):
+            raise error
+        self._wait = wait = self._wait or LongWait(first_s=0.0)
+        waits.DISK.set(wait.seconds)
+        if wait.due():
+            text = f"no room in {self._folder} since {wait.seconds:.0f} s ({error}): the learner waits, make some."
+            log.warning("%s", text)
+            self._tell(text)
+
+    def over(self) -> None:
+        waits.DISK.set(0)
 
 
 def is_for_want_of_room(error: Exception, folder: Path) -> bool:

@@ -1,0 +1,97 @@
+"""What is done with the model as the loop decides it: a step, a scan, a version, a checkpoint.
+
+Alone      in this process           WithRanks (`ranks/leader.py`)      here and on the other ranks, by orders
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.learner import step as steps
+from services.learner.groups.parts import use_parts
+from services.learner.groups.store import Fetched, Store
+from services.learner.ranks.keeping import save_checkpoint
+from services.learner.step import Totals, Trainer
+from services.learner.talk.post import Post
+from services.learner.weights.publisher import Publisher
+from shared.config import Config
+from shared.messages import Batch, Cursor, Record, Scan
+from shared.versions import Version
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A step that was trained: what of its batch could be used, and one record per group, in order."""
+
+    replay: Fetched
+    fresh: Fetched
+    records: list[Record]
+    totals: Totals
+
+
+class Executor(Protocol):
+    """Writing may be asked for again where it failed for want of room."""
+
+    @property
+    def may_save(self) -> bool:
+        """Whether a checkpoint may be written wherever the process was stopped: the weights are of a whole step."""
+        ...
+
+    def learn(self, batch: Batch) -> Learned:
+        """Train one step."""
+        ...
+
+    def scan(self, scan: Scan) -> list[Record]:
+        """Measure stored groups under the weights as they stand; those that are gone have no record."""
+        ...
+
+    def publish(self, version: Version) -> None:
+        """Write the version's files."""
+        ...
+
+    def save(self, step: int, lineage: int, cursor: Cursor | None) -> None:
+        """Write a checkpoint."""
+        ...
+
+    def leave(self) -> None:
+        """The run is over."""
+        ...
+
+
+class Alone:
+    """One process has the whole model."""
+
+    def __init__(self, config: Config, trainer: Trainer, store: Store, post: Post, publisher: Publisher) -> None:
+        self.config, self.trainer, self.store, self.post, self.publisher = config, trainer, store, post, publisher
+        self.reference = config.learner.reference == "trainer"  # of stored groups it is kept in Redis
+        self._between_updates = False
+
+    @property
+    def may_save(self) -> bool:
+        return not self._between_updates
+
+    def learn(self, batch: Batch) -> Learned:
+        with self.trainer.clock("fetch"):
+            replay = use_parts(self.fetch(batch.replay, reference=self.reference), batch.parts)
+            fresh = use_parts(self.fetch(batch.fresh, reference=False), batch.parts)
+        self._between_updates = bool(self.config.learner.mini_batch)
+        records, totals = steps.train_step(self.trainer, batch.step, replay.groups, fresh.groups)
+        self._between_updates = False
+        return Learned(replay, fresh, records, totals)
+
+    def scan(self, scan: Scan) -> list[Record]:
+        groups = self.fetch(scan.ids, reference=self.reference).groups
+        return steps.scan(self.trainer, groups, scan.per_rollout)
+
+    def publish(self, version: Version) -> None:
+        self.publisher.publish(version)
+
+    def save(self, step: int, lineage: int, cursor: Cursor | None) -> None:
+        place, companions = self.config.checkpoints_dir, self.publisher.companions
+        save_checkpoint(place, self.trainer, companions, step, lineage, cursor)
+
+    def leave(self) -> None:
+        """Nobody waits."""
+
+    def fetch(self, ids: list[str], *, reference: bool) -> Fetched:
+        """The groups, however long Redis is away."""
+        return self.post.patiently("fetch groups", lambda: self.store.fetch(ids, reference=reference))

@@ -1,0 +1,90 @@
+"""How much disk and Redis a run is said to need, by the numbers in its model and how they are trained."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import Parameter
+
+from cli.run.preflight import RUN_FOLDER_BYTES, Preflight
+from services.learner.model.optimise import Optimiser
+from shared.config import build
+from shared.errors import UserError
+from shared.model_files import parameters_of
+from shared.settings import Learner
+
+Usage = namedtuple("Usage", "total used free")
+PARAMETERS = 300_000_000
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose safetensors say that they hold many numbers; nobody reads more than what they say."""
+    monkeypatch.setattr("cli.run.preflight.parameters_of", lambda folder: PARAMETERS)
+    return tmp_path
+
+
+def preflight(folder: Path, **settings: Any) -> Preflight:
+    tree = {"run": {"root": str(folder)}, "learner": {"keep_last": 2}} | settings
+    return Preflight(build(tree))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "version", "checkpoint"),
+    [("float32", "adamw", 4, 12), ("bfloat16", "adamw", 2, 14), ("bfloat16", "adamw8bit", 2, 8)],
+)
+def test_a_checkpoint_takes_what_its_types_and_its_optimiser_take(
+    model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, optimizer: str, version: int, checkpoint: int
+) -> None:
+    it = preflight(model, model={"dtype": dtype}, learner={"keep_last": 2, "optimizer": optimizer})
+    needed = PARAMETERS * (4 * version + 3 * checkpoint) + RUN_FOLDER_BYTES
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, needed))
+    it._disk(model)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, needed - 1))
+    with pytest.raises(UserError, match=f"4 published versions of {PARAMETERS * version / 2**30:.2f} GiB"):
+        it._disk(model)
+
+
+def test_weights_through_redis_are_as_large_as_they_are_published(model: Path) -> None:
+    redis = {"url": "redis://h", "max_memory_bytes": 3 * 4 * PARAMETERS}
+    through = {"transport": "redis"}
+    with pytest.raises(UserError, match="has no room for the 3 versions"):
+        preflight(model, redis=redis, weights=through, model={"dtype": "float32"})._redis_memory(model)
+    smaller = through | {"dtype": "bfloat16"}
+    preflight(model, redis=redis, weights=smaller, model={"dtype": "float32"})._redis_memory(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_optimiser_is_as_large_as_it_is_said_to_be(tmp_path: Path, dtype: torch.dtype) -> None:
+    weight = Parameter(torch.zeros(300, 1000, dtype=dtype))
+    optimiser = Optimiser([weight], Learner(), steps=1)
+    weight.grad = torch.ones_like(weight)
+    optimiser.accumulate()
+    optimiser.step(0)
+    save_file({"weight": weight.detach()}, tmp_path / "model.safetensors")
+    torch.save(optimiser.state(), tmp_path / "state.pt")
+    written = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert optimiser.checkpoint_bytes == pytest.approx(written, rel=0.01)
+
+
+def test_the_numbers_of_a_model_are_counted_by_the_headers_of_its_files(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.bfloat16)}, tmp_path / "1.safetensors")
+    save_file({"c": torch.zeros(2)}, tmp_path / "2.safetensors")
+    (tmp_path / "3.safetensors").write_bytes(b"\xff" * 64)
+    (tmp_path / "4.safetensors").write_bytes(b"")
+    assert parameters_of(tmp_path) == 24
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("90s", 90), ("1m30s", 90), ("1h", 3600), ("2.5s", 2.5), ("40", 40)])
+def test_the_time_to_stop_is_read_as_compose_writes_it(written: object, seconds: float) -> None:
+    assert build({"run": {"stop_s": written}}).run.stop_s == seconds
+
+
+@pytest.mark.parametrize("written", ["", "soon", "1s", 1])
+def test_times_that_are_none_or_too_short_are_refused(written: object) -> None:
+    with pytest.raises(UserError, match=r"run\.stop_s"):
+        build({"run": {"stop_s": written}})
