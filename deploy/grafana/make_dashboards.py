@@ -144,6 +144,16 @@ DASHBOARDS: dict[str, list[Panel]] = {
                 "wait for newer weights": "sum(headrace_actor_waiting_groups)",
             },
         ),
+        Panel(
+            "Responses of a step",
+            {"mean": "headrace_replay_response_mean_tokens", "90 %": "headrace_replay_response_p90_tokens"},
+        ),
+        Panel(
+            "Responses cut off by a limit",
+            {"share": "headrace_replay_response_clipped_ratio"},
+            "percentunit",
+            help="A rise says that answers outgrow rollout.max_turn_tokens or max_tokens.",
+        ),
         Panel("One turn", spread("headrace_actor_generation_seconds"), "s"),
         Panel("Swap: engine stands still", spread("headrace_actor_swap_seconds"), "s"),
         Panel(
@@ -179,11 +189,22 @@ DASHBOARDS: dict[str, list[Panel]] = {
             "sci",
             help="Replayed groups: near .002 is calm, a steady climb says that tau is too wide.",
         ),
-        Panel("Entropy (mean -log p)", {"nats per trained token": "headrace_learner_entropy"}),
+        Panel(
+            "Entropy (mean -log p)",
+            {"all trained tokens": "headrace_learner_entropy", "fresh ones": "headrace_learner_entropy_fresh"},
+            help="Only of fresh tokens it is the policy's own.",
+        ),
         Panel("Ratio", {"mean": "headrace_learner_ratio_mean"}),
         Panel("Dead tokens", {"no gradient for the clip": "headrace_learner_clip_share"}, "percentunit"),
         Panel(
-            "Engine gap", {"gap": "headrace_learner_engine_gap", "limit": "headrace_learner_engine_gap_limit"}, "sci"
+            "Engine gap and noise of Drift",
+            {
+                "gap": "headrace_learner_engine_gap",
+                "noise": "headrace_learner_drift_noise",
+                "limit": "headrace_learner_engine_gap_limit",
+            },
+            "sci",
+            help="Both stay below the limit, a tenth of tau, or rounding eats into the gate.",
         ),
         Panel("Version", {"number": "headrace_learner_version", "lineage": "headrace_learner_lineage"}),
         Panel("Learning rate", {"lr": "headrace_learner_lr"}, "sci"),

@@ -6,8 +6,10 @@ training task. Trained: the scored ones of the groups that the learner took.
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from services.replay.state import Counters
-from shared.messages import GroupHeader
+from shared.messages import TRUNCATED, GroupHeader
 
 
 def offered(counters: Counters, header: GroupHeader) -> None:
@@ -30,4 +32,20 @@ def means(counters: Counters) -> dict[str, float | None]:
     return {
         "length_offered_mean": c.offered_tokens / c.offered_rollouts if c.offered_rollouts else None,
         "length_trained_mean": c.trained_tokens / c.trained_rollouts if c.trained_rollouts else None,
+    }
+
+
+def of_responses(fresh: Iterable[GroupHeader]) -> dict[str, float | None]:
+    """Of one step's scored rollouts: sampled tokens, mean and 90th percentile, and the share that a limit cut off."""
+    scored = [
+        (tokens, status == TRUNCATED)
+        for h in fresh
+        for tokens, status, reward in zip(h.sampled_tokens, h.statuses, h.rewards, strict=True)
+        if reward is not None
+    ]
+    tokens, clipped = np.array(scored, np.float64).reshape(-1, 2).T
+    return {
+        "response_tokens_mean": float(tokens.mean()) if scored else None,
+        "response_tokens_p90": float(np.quantile(tokens, 0.9)) if scored else None,
+        "response_clipped_share": float(clipped.mean()) if scored else None,
     }

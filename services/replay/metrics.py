@@ -87,6 +87,9 @@ class ReplayMetrics:
         self.scan_exposed = counter(p + "scan_exposed_seconds", "time batches waited for a scan alone")
         self.reward = gauge(p + "reward_mean", "mean reward of the last batch's fresh groups")
         self.correct = gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
+        self.response_mean = gauge(p + "response_mean_tokens", "mean sampled tokens of the last batch's fresh rollouts")
+        self.response_p90 = gauge(p + "response_p90_tokens", "the same, 90th percentile")
+        self.response_clipped = gauge(p + "response_clipped_ratio", "share of them that a limit cut off")
         self.groups = counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
         self.window_reads = counter(p + "window_payload_reads", "payloads passed on to the replay window, unread here")
         self.max_lag = gauge(p + "max_lag_versions", "replay.max_lag: the bound on lag")
@@ -113,6 +116,9 @@ class ReplayMetrics:
             (self.acceptance, "acceptance"),
             (self.reward, "reward_mean"),
             (self.correct, "correct_share"),
+            (self.response_mean, "response_tokens_mean"),
+            (self.response_p90, "response_tokens_p90"),
+            (self.response_clipped, "response_clipped_share"),
         ):
             if s[key] is not None:
                 gauge.set(s[key])

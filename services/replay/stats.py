@@ -65,6 +65,7 @@ def batch_stats(
         "tokens_sampled": sum(sum(h.sampled_tokens) for h in fresh),
         "searches_mean": _mean([searches for h in fresh for searches in h.searches]),
         "truncated_share": _mean([status == "truncated" for h in fresh for status in h.statuses]),
+        **lengths.of_responses(fresh),
         "generation_s_mean": _mean([h.seconds for h in fresh]),
         "env_s_mean": _mean([h.env_seconds for h in fresh]),
         "selection_ms": 1000 * selection.seconds,

@@ -4,13 +4,14 @@ import asyncio
 import random
 
 import msgspec
+import pytest
 
 from services.replay import lengths
 from services.replay.state import Counters
 from services.replay.tasks import question_index, train_task
 from shared import events
 from shared.config import build
-from shared.messages import TIMED_OUT, GroupHeader
+from shared.messages import FINISHED, TIMED_OUT, TRUNCATED, GroupHeader
 from shared.versions import Version
 from tests.replay.peers import Questions, header_for
 from tests.replay.test_resync import Run
@@ -40,6 +41,20 @@ def test_answers_that_did_not_end_in_time_are_offered_and_not_trained() -> None:
     lengths.trained(counters, [header])
     assert lengths.means(counters) == {"length_offered_mean": 40.0, "length_trained_mean": 15.0}
     assert lengths.means(Counters(started=0.0)) == {"length_offered_mean": None, "length_trained_mean": None}
+
+
+def test_lengths_of_responses_are_those_of_scored_rollouts():
+    header = msgspec.structs.replace(
+        _header([90] * 4, [1.0, 0.0, None, 0.0]),
+        sampled_tokens=[10, 20, 80, 60],
+        statuses=[FINISHED, TRUNCATED, TIMED_OUT, FINISHED],
+    )
+    assert lengths.of_responses([header]) == {
+        "response_tokens_mean": 30.0,
+        "response_tokens_p90": pytest.approx(52.0),
+        "response_clipped_share": pytest.approx(1 / 3),
+    }
+    assert set(lengths.of_responses([_header([90] * 2, [None, None])]).values()) == {None}
 
 
 def _header(total_tokens: list[int], rewards: list[float | None]) -> GroupHeader:
