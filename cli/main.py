@@ -19,6 +19,7 @@ USAGE = """headrace: asynchronous GRPO in which replay is a service
   headrace top [RUN_DIR]             the same at a glance, drawn anew every second
   headrace deadletters [RUN_DIR]     what was refused, from where, and why
   headrace watch [CONFIG.toml]       follow a run that something else started, and record it
+  headrace export [RUN_DIR] --to T   a run's figures for TensorBoard, or as a table
   headrace eval MODEL --suite S      how well a model or a run's newest version answers, k samples a question
   headrace bench [NAME ...]          figures of this machine as ratios to its limits and to peers
   headrace doctor                    what this machine can run, and what is missing
@@ -43,6 +44,7 @@ COMMANDS = {
     "top": "cli.top",
     "deadletters": "cli.deadletters",
     "watch": "cli.watch",
+    "export": "cli.export",
     "eval": "cli.eval.command",
     "bench": "cli.bench",
     "doctor": "cli.doctor",
