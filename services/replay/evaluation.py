@@ -2,6 +2,7 @@
 
 Round v asks under version v or newer. Round 0 is over before the first batch is sent, the last round starts after the
 last step, so these two see one version each; rounds between do not stop the training, and say which versions they saw.
+At most AT_ONCE questions are out at a time, so that a round of any length costs a wake-up no more than a short one.
 """
 
 from services.replay.state import Outcome, State, Transaction
@@ -10,6 +11,8 @@ from shared.config import Config
 from shared.messages import EVAL, GroupHeader, Task
 from shared.prompts import PromptSource
 from shared.versions import Version
+
+AT_ONCE = 1024  # more than actors play at once
 
 
 def round_due(config: Config, step: int) -> bool:
@@ -32,12 +35,33 @@ def any_open(state: State) -> bool:
     return any(round_open(state, round) for round in state.counters.evals)
 
 
-def start_round(config: Config, state: State, held_out: PromptSource | None, round: int) -> list[Task]:
-    """The tasks of a round that is due and was not started yet."""
-    if held_out is None or round in state.counters.evals or not round_due(config, round):
+def tasks_due(config: Config, state: State, tx: Transaction, held_out: PromptSource | None) -> list[Task]:
+    """Begin the round of the current step if it is due, and give what may go out of the rounds that have begun."""
+    c = state.counters
+    if held_out is None:
         return []
-    state.counters.evals.append(round)
-    return [eval_task(config, held_out, round, n, attempt=0) for n in range(questions(config, held_out))]
+    if c.step not in c.evals and round_due(config, c.step):
+        c.evals.append(c.step)
+        c.evals_next[c.step] = 0
+    if not c.evals_next:
+        return []
+    room, asked = AT_ONCE - sum(task.kind == EVAL for task in state.tasks.values()), questions(config, held_out)
+    tasks: list[Task] = []
+    for round, first in sorted(c.evals_next.items()):
+        until = min(asked, first + room - len(tasks))
+        tasks += [eval_task(config, held_out, round, n, attempt=0) for n in range(first, until)]
+        c.evals_next[round] = max(first, until)
+        if until >= asked:
+            del c.evals_next[round]
+            if first >= asked:  # resumed with fewer questions
+                _end_if_over(state, tx, round)
+    return tasks
+
+
+def left(config: Config, state: State, held_out: PromptSource | None) -> int:
+    """How many questions of rounds that have begun are not answered."""
+    to_come = sum(max(0, questions(config, held_out) - first) for first in state.counters.evals_next.values())
+    return to_come + sum(task.kind == EVAL for task in state.tasks.values())
 
 
 def answered(state: State, tx: Transaction, header: GroupHeader) -> None:
@@ -58,9 +82,13 @@ def given_up(state: State, tx: Transaction, task: Task) -> None:
 
 def _file(state: State, tx: Transaction, round: int, number: int, outcome: Outcome) -> None:
     tx.put("evals", f"{round}:{number}", outcome)
-    if any(t.kind == EVAL and t.round == round for t in state.tasks.values()):
+    _end_if_over(state, tx, round)
+
+
+def _end_if_over(state: State, tx: Transaction, round: int) -> None:
+    if round in state.counters.evals_next or any(t.kind == EVAL and t.round == round for t in state.tasks.values()):
         return
-    outcomes = [tx.drop("evals", field) for field in list(state.evals) if field.startswith(f"{round}:")]
+    outcomes = tx.drop_all("evals", [field for field in state.evals if field.startswith(f"{round}:")])
     state.counters.evals_done.append(round)
     tx.event("eval", round=round, **_summary(outcomes))
 

@@ -144,7 +144,7 @@ class Replay:
                 if sentence := refills.starved(self.config, state) or refused.starved(self.config, state):
                     raise UserError(sentence)
                 self._outage.over()
-                watch.waits_for(waiting_for(self.config, state, self._heard))
+                watch.waits_for(waiting_for(self.config, state, self.held_out, self._heard))
                 self.waiting_for, self.waiting_s = watch.waiting()
                 self.metrics.show(state)
                 raise_if_cancelled()  # before a queue that nobody fills any more when a reader has failed

@@ -13,11 +13,13 @@ loaded again, so memory never runs ahead of Redis. An epoch, raised by each repl
 process that was presumed dead from writing.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -30,6 +32,8 @@ from shared.events import emit
 from shared.messages import Batch, Cursor, GroupHeader, Part, Task
 from shared.streams import Keys
 from shared.versions import Version
+
+PAGE = 256  # entries of a table that are read and filed before others have their turn
 
 
 class Emptied(RedisError):
@@ -73,7 +77,8 @@ class Counters(msgspec.Struct, kw_only=True):
     trained_rollouts: int = 0
     trained_tokens: int = 0
     payload_bytes: int = 0  # written by actors, in all
-    evals: list[int] = []  # rounds issued
+    evals: list[int] = []  # rounds begun
+    evals_next: dict[int, int] = {}  # of those that are not all asked: the first question that is not
     evals_done: list[int] = []
     gate: Gate | None = None  # where replay.adaptive_tau has got to; None: replay.tau
     finished: bool = False
@@ -171,6 +176,16 @@ class Transaction:
         self.state.payload_bytes -= _bytes(value)
         return value
 
+    def drop_all(self, table: str, fields: list[str]) -> list[Any]:
+        """Remove entries of a table that has no payloads, however many, and return them."""
+        entries = getattr(self.state, table)
+        values = [entries.pop(field) for field in fields]
+        if not entries:
+            self.pipe.unlink(_table(self.keys, table))
+        elif fields:
+            self.pipe.hdel(_table(self.keys, table), *fields)
+        return values
+
     def store(self, row: Row) -> None:
         """Insert a group into the buffer."""
         self.state.buffer.insert(row)
@@ -249,12 +264,17 @@ class Store:
         state = State(msgspec.json.decode(saved, type=Counters) if saved else Counters(started=now))
         state.tasks = await self._read("tasks", Task)
         state.fresh = await self._read("fresh", FreshGroup)
-        state.buffer = Buffer((await self._read("buffer", Row)).values())
+        rows = sorted((await self._read("buffer", Row)).values(), key=lambda row: row.sequence)
+        for place, row in enumerate(rows):
+            state.buffer.insert(row)
+            if place % PAGE == PAGE - 1:
+                await asyncio.sleep(0)
         state.batches = {int(step): batch for step, batch in (await self._read("batches", Composed)).items()}
         state.retired = await self._read("retired", Retired)
         state.evals = await self._read("evals", Outcome)
         state.kept = await self._read("kept", Kept)
-        state.payload_bytes = sum(map(_bytes, [*state.fresh.values(), *state.buffer, *state.retired.values()]))
+        state.payload_bytes = sum(map(_bytes, [*state.fresh.values(), *state.retired.values()]))
+        state.payload_bytes += int(state.buffer.bytes[state.buffer.slots()].sum(dtype=np.int64))
         return state
 
     async def header(self, id: str) -> GroupHeader | None:
@@ -296,9 +316,14 @@ class Store:
             raise Superseded("another replay process has taken over this run: this one leaves.")
 
     async def _read(self, table: str, kind: Any) -> dict[str, Any]:
-        decoder = msgspec.msgpack.Decoder(kind)
-        saved: dict[Any, Any] = await self.client.hgetall(_table(self.keys, table))
-        return {field.decode(): decoder.decode(value) for field, value in saved.items()}
+        """In pages, so that a large table does not hold up what else this process does; nobody else writes it."""
+        decoder, found, cursor = msgspec.msgpack.Decoder(kind), dict[str, Any](), 0
+        while True:
+            reply: Any = await self.client.hscan(_table(self.keys, table), cursor, count=PAGE)
+            cursor, page = reply
+            found |= {field.decode(): decoder.decode(value) for field, value in page.items()}
+            if cursor == 0:
+                return found
 
 
 def _bytes(value: Any) -> int:

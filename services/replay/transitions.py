@@ -49,7 +49,7 @@ def issue_tasks(
 ) -> None:
     """Start what is due: an evaluation first, then prompts that are asked again, then what admission allows."""
     c = state.counters
-    for task in evaluation.start_round(config, state, held_out, c.step):
+    for task in evaluation.tasks_due(config, state, tx, held_out):
         _send(tx, task)
     for task in again.start_round(config, state, tx, policy, train):
         _send(tx, task)

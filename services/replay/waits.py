@@ -4,9 +4,10 @@ from services.replay import evaluation, transitions
 from services.replay.state import State
 from shared import messages
 from shared.config import Config
+from shared.prompts import PromptSource
 
 
-def waiting_for(config: Config, state: State, heard: bool) -> str:
+def waiting_for(config: Config, state: State, held_out: PromptSource | None, heard: bool) -> str:
     """In words; `heard`: whether the learner has said where it is."""
     c = state.counters
     if c.finished:
@@ -14,7 +15,7 @@ def waiting_for(config: Config, state: State, heard: bool) -> str:
     if c.version is None:
         return "the learner to come up"
     if c.step >= config.run.steps or evaluation.round_open(state, 0):
-        left = sum(task.kind == messages.EVAL for task in state.tasks.values())
+        left = evaluation.left(config, state, held_out)
         return f"the evaluation of version {c.step}: {left} questions are left"
     if c.version.number != c.step:
         return f"the learner, which is at step {c.version.number} again, to reach step {c.step}"

@@ -7,20 +7,22 @@ again.
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import redis.asyncio
 
+from services.replay.adaptive import STARVING
 from services.replay.silent import Silent
 from services.replay.state import State
-from shared import messages
-from shared.messages import Malformed, Task
+from shared.messages import Task
 from shared.streams import FIELD, Keys
 from shared.waiting import START_S
 
 LONG_WAIT_S = 60.0
 ALIKE_STEPS = 5
-CLOGGED_ACCEPTANCE, CLOGGED_AGE, CLOGGED_STEPS = 0.1, 8.0, 5
+PAGE = 256  # entries of the tasks stream that are read at once
+CLOGGED_AGE, CLOGGED_STEPS = 8.0, 5
 
 
 class Watch:
@@ -41,13 +43,13 @@ class Watch:
         self._under_way = True
         self._look_for_differences(stats)
         # old groups of high cached Headroom on top of the order shut replay off
-        clogged = stats["scanned"] and stats["acceptance"] < CLOGGED_ACCEPTANCE
+        clogged = stats["scanned"] and stats["acceptance"] < STARVING
         clogged = clogged and stats["scanned_age_mean"] > CLOGGED_AGE
         self._clogged = self._clogged + 1 if clogged else 0
         if self._clogged == CLOGGED_STEPS:
             age = stats["scanned_age_mean"]
             self._warnings.append(
-                f"for {CLOGGED_STEPS} steps fewer than {CLOGGED_ACCEPTANCE:.0%} of the scanned groups were accepted, "
+                f"for {CLOGGED_STEPS} steps fewer than {STARVING:.0%} of the scanned groups were accepted, "
                 f"and on average they were {age:.0f} steps old: replay.capacity = {capacity} keeps groups that the "
                 "policy has left behind; 2 to 4 times learner.batch is the useful range."
             )
@@ -75,8 +77,7 @@ class Watch:
 
     async def look(self, state: State) -> bool:
         """Compare the tasks with the stream and the clock with its limit; True when there is something to act on."""
-        entries: Any = await self.client.xrange(self.keys.tasks)
-        there = {_key(fields.get(FIELD, b"")) for _, fields in entries}
+        there = await self._in_stream()
         missing = {(task.id, task.attempt) for task in state.tasks.values()} - there
         unread = await self.client.xlen(self.keys.groups)  # among them may be their answers
         self._vanished = [] if unread else sorted(missing & self._missing)
@@ -90,6 +91,18 @@ class Watch:
             self._warnings.append(f"nothing has happened for {seconds:.0f} s; waiting for {what}.")
         return bool(self._vanished or self._warnings)
 
+    async def _in_stream(self) -> set[tuple[str, int]]:
+        """The tasks and their attempts that wait or are with actors, read in pages: replay does other things between.
+
+        One that is answered meanwhile is in the state no more, or its answer is unread.
+        """
+        found: set[tuple[str, int]] = set()
+        first = "-"
+        while page := cast(Any, await self.client.xrange(self.keys.tasks, min=first, count=PAGE)):
+            found |= {_key(fields.get(FIELD, b"")) for _, fields in page}
+            first = f"({page[-1][0].decode()}"
+        return found
+
     def vanished(self, state: State) -> list[Task]:
         """The tasks that are lost and still wanted; each is given out once."""
         found, self._vanished = self._vanished, []
@@ -101,9 +114,19 @@ class Watch:
         return found
 
 
+class _Named(msgspec.Struct):
+    """As much of a task as is looked at; actors check the rest."""
+
+    id: str
+    attempt: int
+
+
+_named = msgspec.msgpack.Decoder(_Named)
+
+
 def _key(data: bytes) -> tuple[str, int]:
     try:
-        task = messages.decode(data, Task)
-    except Malformed:
+        task = _named.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return "", 0
     return task.id, task.attempt
