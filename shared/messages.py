@@ -183,6 +183,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     entropies: dict[int, float] | None = None  # the same of each rollout, by its place in the group, where asked for
     headroom_ref: float | None = None  # Headroom under l_ref; sent when the group is fresh
     engine_gap: float | None = None  # mean (l_ref - l_gen)^2; sent when the group is fresh
+    noise: float | None = None  # mean d^2 of scoring it twice, cut otherwise; of the first of a scan, now and then
     sum_abs_d: float = 0.0
     measure: str = "l2"  # replay.drift of the learner that made it
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.learner import step as steps
+from services.learner.drift_noise import is_due
 from services.learner.groups.parts import use_parts
 from services.learner.groups.store import Fetched, Store
 from services.learner.ranks.keeping import save_checkpoint
@@ -80,7 +81,7 @@ class Alone:
 
     def scan(self, scan: Scan) -> list[Record]:
         groups = self.fetch(scan.ids, reference=self.reference).groups
-        return steps.scan(self.trainer, groups, scan.per_rollout)
+        return steps.scan(self.trainer, groups, scan.per_rollout, is_due(scan.step))
 
     def publish(self, version: Version) -> None:
         self.publisher.publish(version)

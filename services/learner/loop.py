@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.learner import assemble, engine_gap, metrics
+from services.learner import assemble, drift_noise, engine_gap, metrics
 from services.learner.executor import Alone, Executor
 from services.learner.groups.store import Store
 from services.learner.model.policy import context_of, device_of, vocabulary_of
@@ -87,7 +87,7 @@ class Loop:
         self._lost = (self.step, acknowledged) if acknowledged > self.step else None
         self.step = max(self.step, acknowledged)
         self._cursor = made.cursor if self.step == made.step else None
-        self._told, self._behind = Told(), False
+        self._told, self._behind, self._noise = Told(), False, drift_noise.Noise()
         self._open: list[tuple[bytes, int]] = []  # (entry, step) of batches that no checkpoint holds yet
         self._saved_step = made.step if made.lineage >= 0 else -1
         self._publisher = Publisher(config, model, made.companions)
@@ -228,6 +228,7 @@ class Loop:
         if scan.step == self.step:
             with self.trainer.clock("scan"):
                 records = self._executor.scan(scan)
+            self._noise.take(records)
         result = ScanResult(
             scan=scan.scan,
             step=scan.step,
@@ -302,6 +303,7 @@ class Loop:
         numbers = metrics.step_metrics(totals, records, len(replay.groups), fresh.groups, before)
         if "engine_gap" in numbers:
             numbers["engine_gap_limit"] = engine_gap.limit(self.config.replay)
+        numbers |= self._noise.metrics()
         read_bytes, reads = self.store.lap()
         numbers |= {"payload_bytes_read": float(read_bytes), "payload_reads": float(reads), **self.trainer.clock.lap()}
         trained = Trained(
@@ -318,8 +320,9 @@ class Loop:
             letter.notice(self._publisher.notice)
             letter.trained(trained, references)
             gap = engine_gap.warning(self.config.replay, numbers.get("engine_gap", 0.0))
+            noise = drift_noise.warning(self.config.replay, numbers.get("drift_noise", 0.0))
             left_out = totals.warning(batch.step, self.config.learner.max_bad_gradients)
-            for text in filter(None, [gap, left_out]):
+            for text in filter(None, [gap, noise, left_out]):
                 log.warning(text)
                 letter.event("warning", text=text)
         self._told.keep(trained, references)

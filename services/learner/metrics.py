@@ -19,12 +19,16 @@ _grad_norm = Gauge("headrace_learner_grad_norm", "before clipping, of the last s
 _gap = Gauge(
     "headrace_learner_engine_gap", "mean (l_ref - l_gen)^2 of tokens sampled under the weights that trained them"
 )
+_noise = Gauge(
+    "headrace_learner_drift_noise", "mean d^2 of scoring the same tokens twice, cut otherwise, when last measured"
+)
 _gap_limit = Gauge("headrace_learner_engine_gap_limit", "a tenth of tau, in the gap's measure: above it the run warns")
 _STEP_FIGURES = {
     "kl": "mean k3 to model.kl_reference, of the last step",
     "replay_kl": "mean k3 of the replayed groups to their l_ref, of the last step",
     "lr": "learning rate of the last step",
     "entropy": "mean -log p of the trained tokens, of the last step",
+    "entropy_fresh": "the same of the fresh groups' tokens, which are the policy's own",
     "ratio_mean": "mean p / p_ref of the trained tokens, of the last step",
     "clip_share": "share of trained tokens without a gradient, of the last step",
 }
@@ -46,6 +50,7 @@ def step_metrics(
     covers all fresh tokens, so at lag it also holds what the policy moved.
     """
     tokens = max(totals.tokens, 1)
+    own = records[replayed:]
     out = {
         "loss": _mean(totals.losses),
         "kl": _mean(totals.kls),
@@ -56,6 +61,7 @@ def step_metrics(
         "tokens_trained": float(totals.tokens),
         "replay_kl": _mean([r.k3 for r in records[:replayed]]),
         "entropy": sum(r.entropy * r.tokens for r in records) / tokens,
+        "entropy_fresh": sum(r.entropy * r.tokens for r in own) / max(sum(r.tokens for r in own), 1),
         "padding_share": 1.0 - totals.inputs / totals.padded if totals.padded else 0.0,
         "reference_gap": _gap_of(fresh, None) or 0.0,
         "updates_left_out": float(totals.left_out),
@@ -73,6 +79,8 @@ def export(metrics: Mapping[str, float], version: Version, dead_letters: int) ->
         gauge.set(metrics[key])
     if "engine_gap" in metrics:
         _gap.set(metrics["engine_gap"])
+    if "drift_noise" in metrics:
+        _noise.set(metrics["drift_noise"])
     _tokens.inc(metrics["tokens_trained"])
     for phase in PHASES:
         _phases.labels(phase).inc(metrics[f"{phase}_s"])

@@ -11,7 +11,7 @@ whole, and a rank with fewer micro-batches runs an idle row for each that it lac
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ from shared.errors import UserError
 from shared.messages import Record
 from shared.settings import Learner
 
+NOISE_GROUPS, NOISE_CUTS = 2, 4  # of a scan: groups that are scored again, and into how many cuts then
 _IDLE = Row(np.zeros(2, np.int64), np.ones(1, np.int64), 0)
 
 
@@ -135,8 +136,10 @@ def train_step(
 
 
 @torch.no_grad()
-def scan(trainer: Trainer, groups: Sequence[Group], per_rollout: bool = False) -> list[Record]:
-    """Records of stored groups under the current weights, in order; with the entropy of each rollout if wanted."""
+def scan(trainer: Trainer, groups: Sequence[Group], per_rollout: bool = False, noise: bool = False) -> list[Record]:
+    """Records of stored groups under the current weights, in order; with the entropy of each rollout if wanted, and
+    with the noise of scoring the first of them again.
+    """
     if trainer.ranks.most(len(groups)) == 0:
         return []
     flat = flatten(groups, device_of(trainer.model))
@@ -144,10 +147,22 @@ def scan(trainer: Trainer, groups: Sequence[Group], per_rollout: bool = False) -
     l_ref = flat.l_gen if trainer.settings.reference == "engine" else _stored_reference(flat)
     l_old = logp if trainer.settings.proximal_cap else l_ref
     records = _records(trainer, flat, Measured(logp, l_ref, l_old), _tokens_of(flat, {g.id for g in groups}))
+    if noise:
+        records[:NOISE_GROUPS] = _with_noise(trainer, groups[:NOISE_GROUPS], logp, records)
     if not per_rollout:
         return records
     spans = [logp[a:b].cpu() for a, b in flat.bounds]
     return [statistics.with_entropies(r, g, span) for r, g, span in zip(records, groups, spans, strict=True)]
+
+
+def _with_noise(trainer: Trainer, groups: Sequence[Group], logp: Tensor, records: list[Record]) -> list[Record]:
+    """Records of these groups, with mean d^2 between `logp` and their log p in other cuts, at least NOISE_CUTS."""
+    flat = flatten(groups, logp.device)
+    tokens = max(1, sum(row.inputs for row in flat.rows) // NOISE_CUTS)
+    otherwise = replace(trainer, settings=trainer.settings.model_copy(update={"micro_tokens": tokens}))
+    squares = (forward(otherwise, flat) - logp[: flat.tokens]).double().square()
+    means = [squares[a:b].mean().item() for a, b in flat.bounds]
+    return [msgspec.structs.replace(r, noise=mean) for r, mean in zip(records, means, strict=False)]
 
 
 @torch.no_grad()

@@ -67,9 +67,9 @@ def test_the_metrics_of_a_step_are_complete_and_add_up(config: Config, client: A
     feed(batch(1, replay=["0a"]))
     work_off(loop)
     m = results(client, Trained)[1].metrics
-    learning = "loss kl ratio_mean clip_share grad_norm lr tokens_trained replay_kl entropy padding_share"
+    learning = "loss kl ratio_mean clip_share grad_norm lr tokens_trained replay_kl entropy entropy_fresh padding_share"
     times = "wait_s scan_s fetch_s reference_s train_s publish_s checkpoint_s step_s"
-    gaps = "engine_gap engine_gap_limit reference_gap"
+    gaps = "engine_gap engine_gap_limit reference_gap drift_noise"
     counts = "updates_left_out payload_bytes_read payload_reads"
     assert set(m) == set(f"{learning} {gaps} {times} {counts}".split())
     assert all(isinstance(v, float) for v in m.values())
@@ -77,7 +77,9 @@ def test_the_metrics_of_a_step_are_complete_and_add_up(config: Config, client: A
     assert 0 < sum(m[t] for t in times.split()[:-1]) <= m["step_s"]
     assert m["scan_s"] > 0
     assert m["replay_kl"] > 0
-    assert results(client, Trained)[0].metrics["engine_gap"] < 1e-9
+    assert m["drift_noise"] < 1e-9
+    first = results(client, Trained)[0].metrics
+    assert first["engine_gap"] < 1e-9 and "drift_noise" not in first, "nothing was scanned for it"
 
 
 def test_a_scan_is_answered_under_the_current_version(config: Config, client: Any, feed: Feed) -> None:

@@ -58,6 +58,8 @@ def engine_arguments(config: Config, directory: Path, on_cpu: bool) -> dict[str,
         "disable_log_stats": True,
         "enable_log_requests": False,
     }
+    if dtype != "float32" and not on_cpu:
+        arguments["hf_overrides"] = {"head_dtype": "float32"}  # logits unrounded, as the learner has them
     if c.learner.lora_rank:
         arguments |= {"enable_lora": True, "max_loras": 1, "lora_target_modules": layers_with_adapters(c, directory)}
         arguments["max_lora_rank"] = next(rank for rank in LORA_RANKS if rank >= c.learner.lora_rank)

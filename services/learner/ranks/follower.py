@@ -3,6 +3,7 @@
 import msgspec
 
 from services.learner.assemble import assemble
+from services.learner.drift_noise import is_due
 from services.learner.groups.parts import use_parts
 from services.learner.groups.store import Fetched, Store
 from services.learner.model.policy import context_of, pick_device, vocabulary_of
@@ -51,7 +52,7 @@ def follow(config: Config) -> None:
                 ranks.all(msgspec.msgpack.encode(orders.Learned(records, totals, told, refused, store.lap())))
             case orders.Look():
                 groups = own(order.ids, order, reference=reference).groups
-                ranks.all(msgspec.msgpack.encode(scan(trainer, groups, order.per_rollout)))
+                ranks.all(msgspec.msgpack.encode(scan(trainer, groups, order.per_rollout, is_due(order.step))))
             case orders.Publish():
                 publish.canary_of(model, order.canary)
                 publish.write_model(model, {}, config.weights_dir)

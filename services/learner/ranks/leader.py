@@ -9,6 +9,7 @@ A signal stops rank 0 at its next safe point; whoever started the ranks ends the
 import msgspec
 
 from services.learner import step as steps
+from services.learner.drift_noise import is_due
 from services.learner.executor import Alone, Learned
 from services.learner.groups.parts import use_parts
 from services.learner.groups.store import Fetched
@@ -55,10 +56,10 @@ class WithRanks:
         return Learned(replay, fresh, in_order, orders.added([part.totals for part in parts]))
 
     def scan(self, scan: Scan) -> list[Record]:
-        own, order = self._own, orders.Look(scan.ids, scan.per_rollout, self._owners(scan.ids, {}))
+        own, order = self._own, orders.Look(scan.step, scan.ids, scan.per_rollout, self._owners(scan.ids, {}))
         self._order(order)
         groups = own.fetch(orders.own(scan.ids, order, 0), reference=own.reference).groups
-        records = steps.scan(own.trainer, groups, scan.per_rollout)
+        records = steps.scan(own.trainer, groups, scan.per_rollout, is_due(scan.step))
         parts = self._ranks.all(msgspec.msgpack.encode(records))
         by_id = {r.id: r for part in parts for r in msgspec.msgpack.decode(part, type=list[Record])}
         return [by_id[id] for id in scan.ids if id in by_id]

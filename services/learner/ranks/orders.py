@@ -28,6 +28,7 @@ class Learn(msgspec.Struct, tag="learn"):
 class Look(msgspec.Struct, tag="look"):
     """A scan."""
 
+    step: int
     ids: list[str]
     per_rollout: bool
     owner: dict[str, int]
