@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.catalogue import Benchmark, benchmarks
 from benchmarks.figure import Figure, figure_of, shown, target
-from shared.cores import share_of_cores
+from shared.cores import available
 from shared.errors import UserError
 from shared.nearest import hint
 
@@ -98,7 +98,7 @@ def _measure(benchmark: Benchmark, sizes: dict[str, str]) -> list[Figure]:
 
 
 def _machine() -> dict[str, Any]:
-    return {"cores": share_of_cores(1), "processor": platform.processor() or platform.machine(),
+    return {"cores": len(available()), "processor": platform.processor() or platform.machine(),
             "python": platform.python_version(), "system": platform.platform()}  # fmt: skip
 
 

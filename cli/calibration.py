@@ -5,7 +5,7 @@ in and how large the KL of those was. The rule follows the paper's sweep on sear
 replay starved, at 1e-2 it let in 40 % and replay KL stayed flat, at 1e-1 it let in 94 % and replay KL rose nearly
 fourfold. So
 
-    starves    acceptance below STARVES, over the run or in the last third of its steps
+    starves    acceptance below STARVING, over the run or in the last third of its steps
     open       acceptance above OPEN: the gate no longer decides anything
     climbs     KL of the last third of the steps more than CLIMBS times that of the first third
 
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-STARVES, OPEN, CLIMBS = 0.2, 0.9, 2.0
+from services.replay.adaptive import STARVING
+
+OPEN, CLIMBS = 0.9, 2.0
 BEST_ACCEPTANCE = 0.5
 LESS_MOVEMENT = "A lower learner.lr or a smaller replay.capacity would leave more to replay."
 LEAST_SCANNED = 100  # groups, before a suggestion means something
@@ -46,7 +48,7 @@ class Gate:
     @property
     def judgement(self) -> str:
         """starves, climbs, open, or nothing against it."""
-        if min(self.acceptance, self.acceptance_last) < STARVES:
+        if min(self.acceptance, self.acceptance_last) < STARVING:
             return "starves"
         if self.climb is not None and self.climb > CLIMBS:
             return "climbs"

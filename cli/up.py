@@ -170,22 +170,34 @@ def show_finished(config: Any) -> int:
 
 async def _session(config: Any, screen: Any) -> Any:
     from cli.run.session import Session
+    from shared.cores import available
 
-    return await Session(config, screen, len(os.sched_getaffinity(0))).run()
+    return await Session(config, screen, available()).run()
 
 
 def _print_plan(config: Any, notes: list[str]) -> None:
     """The resolved configuration as TOML; all else is a comment in it, so that the output is a configuration too."""
     from cli.run import plan
+    from shared.cores import available
 
     own_redis = [] if config.redis.url else ["redis (its own, on a free port)"]
-    names = own_redis + [spec.name for spec in plan.services_of(config, len(os.sched_getaffinity(0)))]
+    names = own_redis + [spec.name for spec in plan.services_of(config, available())]
     noted = "".join(f"# note: {note}\n" for note in notes)
     print(noted + config.to_toml())
     print(f"# would start: {', '.join(names)}")
     print(f"# in the folder {config.run_dir}")
+    print(f"# on {_threads(config)}")
     print(f"# a step: {_step(config)}")
     print(noted, end="")
+
+
+def _threads(config: Any) -> str:
+    from cli.run.pins import share
+    from shared.cores import available
+
+    cores = available()
+    sharing = share(config, cores)
+    return f"{len(cores)} cores: learner {sharing.learner} threads, each actor {sharing.actor}; {sharing}"
 
 
 def _step(config: Any) -> str:

@@ -38,6 +38,7 @@ class Run(Section):
     steps: int = Field(default=100, ge=1)  # training steps, each an update of the weights by one batch
     seed: int = Field(default=0, ge=0, lt=2**31)  # of the order of prompts, and of sampling
     stop_s: Duration = Field(default=5.0, ge=2)  # a service has from SIGTERM on before it is killed; 90 or "1m30s"
+    pin_cores: Literal["off", "auto"] = "off"  # auto: `headrace up` keeps learner and actors to cores of their own
     metrics_host: str = "127.0.0.1"  # where actors and learner serve Prometheus metrics; 0.0.0.0 in containers
     gpus: Literal["auto", "lease", "share"] = "auto"  # lease: a process claims GPUs of its own; auto: where there are 2
 

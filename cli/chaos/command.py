@@ -106,7 +106,6 @@ def _resolve(args: argparse.Namespace) -> Any:
 def _make(config: Any, args: argparse.Namespace, without: dict[str, Any] | None) -> tuple[dict[str, Any], bool]:
     """Make the run; its report, and whether the user stopped it."""
     import asyncio
-    import os
 
     from cli.chaos import schedule
     from cli.chaos.checker import check_run
@@ -115,6 +114,7 @@ def _make(config: Any, args: argparse.Namespace, without: dict[str, Any] | None)
     from cli.run import artefacts, plan, session
     from cli.run.progress import screen_for
     from cli.run.recorder import EVENTS, read_records
+    from shared.cores import available
     from shared.errors import UserError
 
     run_dir: Path = config.run_dir
@@ -127,7 +127,7 @@ def _make(config: Any, args: argparse.Namespace, without: dict[str, Any] | None)
     with session.lock(run_dir):
         (run_dir / "config.toml").write_text(config.to_toml())
         screen = screen_for(out)
-        made = ChaosSession(config, screen, len(os.sched_getaffinity(0)), faults, args.seed)
+        made = ChaosSession(config, screen, available(), faults, args.seed)
         try:
             finished = asyncio.run(made.run()).finished
             if made.stood_still:

@@ -8,7 +8,7 @@ A run that stands still for STILL_S behind the last fault is ended: that is a fa
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -32,7 +32,7 @@ IGNORE_XFSZ = ["sh", "-c", 'trap "" XFSZ; exec "$@"', "sh"]
 class ChaosSession(Session):
     """`inflicted`: what has happened to it. `stood_still`: whether it stopped making progress when nothing hurt it."""
 
-    def __init__(self, config: Config, screen: Screen, cores: int, faults: list[Fault], seed: int) -> None:
+    def __init__(self, config: Config, screen: Screen, cores: Sequence[int], faults: list[Fault], seed: int) -> None:
         super().__init__(config, screen, cores)
         self.inflicted: list[Inflicted] = []
         self.stood_still = False

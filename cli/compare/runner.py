@@ -11,7 +11,6 @@ study that was killed comes to the report of one that was not.
 import asyncio
 import fcntl
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from cli.run.recorder import METRICS, read_records
 from cli.run.session import Session
 from cli.run.summary import last_of_each_step
 from shared.config import Config, load
+from shared.cores import available
 from shared.errors import UserError
 from shared.weights import published
 
@@ -123,7 +123,7 @@ async def _session(run: Run, config: Config, screen: StudyScreen) -> Session | N
             return False
         return event["groups_generated"] >= run.budget + ahead
 
-    session = Session(config, screen, len(os.sched_getaffinity(0)), spent)
+    session = Session(config, screen, available(), spent)
     outcome = await session.run()
     return session if outcome.finished or session.had_enough else None
 

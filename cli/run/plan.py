@@ -1,11 +1,12 @@
 """Which processes a configuration needs on this machine, with the environment of each. Nothing is started here."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cli.run.pins import share
 from shared import config as configuration
 from shared.config import Config
 
@@ -21,6 +22,7 @@ class ServiceSpec:
     name: str
     service: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()  # that it is kept to; empty: it may run anywhere
 
     @property
     def may_finish(self) -> bool:
@@ -33,26 +35,24 @@ class ServiceSpec:
         return f"services.{self.service}"
 
 
-def services_of(config: Config, cores: int) -> list[ServiceSpec]:
-    """The processes of a run in the order in which they start; the light ones come first."""
-    learner_threads, actor_threads = thread_shares(config, cores)
-    specs = [ServiceSpec("replay", "replay", threads(1))]
+def services_of(config: Config, cores: Sequence[int]) -> list[ServiceSpec]:
+    """The processes of a run on these cores in the order in which they start; the light ones come first."""
+    sharing = share(config, cores)
+
+    def spec(name: str, service: str, count: int, environment: Mapping[str, str]) -> ServiceSpec:
+        return ServiceSpec(name, service, {**threads(count), **environment}, sharing.kept.get(name, ()))
+
+    specs = [spec("replay", "replay", 1, {})]
     if serves_search(config):
-        specs.append(ServiceSpec("env_search", "env_search", threads(max(1, cores // 2))))
-    specs.append(ServiceSpec("learner", "learner", threads(learner_threads)))
+        specs.append(spec("env_search", "env_search", max(1, len(cores) // 2), {}))
+    # said outright, since a process that is kept to its cores takes them for the whole machine
+    specs.append(spec("learner", "learner", sharing.learner, {"HEADRACE_LEARNER__THREADS": str(sharing.learner)}))
     for number in range(config.actor.count):
-        environment = threads(actor_threads)
+        environment = {"HEADRACE_ACTOR__THREADS": str(sharing.actor)}
         if config.actor.port:
             environment["HEADRACE_ACTOR__PORT"] = str(config.actor.port + number)
-        specs.append(ServiceSpec(f"actor-{number}", "actor", environment))
+        specs.append(spec(f"actor-{number}", "actor", sharing.actor, environment))
     return specs
-
-
-def thread_shares(config: Config, cores: int) -> tuple[int, int]:
-    """(threads of the learner, threads of each actor): half of the cores for either, unless it is configured."""
-    half = max(1, cores // 2)
-    each = max(1, half // max(config.actor.count, 1))
-    return config.learner.threads or half, config.actor.threads or each
 
 
 def threads(count: int) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Program:
     spoken_name: str = ""
     is_done: Callable[[], Awaitable[bool]] | None = None  # after exit status 0: was its work done?
     last: bool = False  # ended after the others: Redis
+    cores: Sequence[int] = ()  # that it is kept to, with what it starts; empty: it may run anywhere
 
 
 @dataclass
@@ -158,6 +159,9 @@ class Supervisor:
                 start_new_session=True,
             )
         self._warden.watch(entry.process.pid, program.last)
+        if program.cores:
+            with suppress(OSError):  # it has gone already, or the cores have been taken from us
+                os.sched_setaffinity(entry.process.pid, program.cores)
         return entry.process
 
     async def _reap(self, entries: Sequence[Running]) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import redis.asyncio
 from cli.run import local_redis, plan
 from cli.run.listener import RETRY_S, Listener
 from cli.run.memory import together
+from cli.run.pins import share
 from cli.run.plan import ServiceSpec
 from cli.run.processes import Program, Supervisor
 from cli.run.progress import Screen
@@ -55,12 +56,16 @@ class Session:
     """The processes of one run while the command is there."""
 
     def __init__(
-        self, config: Config, screen: Screen, cores: int, enough: Callable[[dict[str, Any]], bool] = lambda event: False
+        self,
+        config: Config,
+        screen: Screen,
+        cores: Sequence[int],
+        enough: Callable[[dict[str, Any]], bool] = lambda event: False,
     ) -> None:
         """`enough`: of an event, whether the run may stop before its last step; `had_enough` says that it did."""
         self.config, self.screen, self._enough, self.had_enough = config, screen, enough, False
         self.run_dir = config.run_dir
-        self.specs = plan.services_of(config, cores)
+        self.specs, self._kept = plan.services_of(config, cores), share(config, cores).kept
         self.started = time.time()
         self.view = RunView(config.run.name, config.run.steps, self.started)
         self.recorder = Recorder(self.run_dir)
@@ -106,7 +111,14 @@ class Session:
 
     async def _start_redis(self, supervisor: Supervisor) -> str | None:
         server = local_redis.prepare(self.run_dir, self.config.redis.max_memory_bytes)
-        program = Program(REDIS_NAME, server.command, os.environ, self._log(REDIS_NAME), last=True)
+        program = Program(
+            REDIS_NAME,
+            server.command,
+            os.environ,
+            self._log(REDIS_NAME),
+            last=True,
+            cores=self._kept.get(REDIS_NAME, ()),
+        )
         supervisor.start(program)
         await self._until_answers(server.url, supervisor)
         return None if self._stop.is_set() else server.url
@@ -154,6 +166,7 @@ class Session:
             log=self._log(spec.name),
             spoken_name=spec.service,
             is_done=self._is_over if spec.may_finish else None,
+            cores=spec.cores,
         )
 
     async def _is_over(self) -> bool:

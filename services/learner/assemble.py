@@ -21,7 +21,7 @@ from services.learner.weights import checkpoint
 from services.learner.weights.model_files import read_companions
 from shared.adapters import CONFIG as ADAPTERS
 from shared.config import Config
-from shared.cores import share_of_cores
+from shared.cores import available, thread_shares
 from shared.errors import UserError
 from shared.messages import Cursor
 from shared.model_files import find_model
@@ -46,7 +46,7 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
     """Load everything a learner needs. Raises UserError for what the user can mend."""
     device = pick_device(config.learner.device)
     if device.type == "cpu":
-        torch.set_num_threads(config.learner.threads or share_of_cores(ranks.count + config.actor.count))
+        torch.set_num_threads(thread_shares(config, len(available()))[0])
     torch.manual_seed(config.run.seed)
 
     if ranks.leads:

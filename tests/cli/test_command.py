@@ -219,17 +219,8 @@ def test_a_service_sees_the_resolved_file_and_no_other_settings(monkeypatch: pyt
     assert seen["PATH"] == os.environ["PATH"]
 
 
-def test_the_cores_are_shared_between_learner_and_actors() -> None:
-    assert plan.thread_shares(build({"actor": {"count": 2}}), cores=2) == (1, 1)
-    assert plan.thread_shares(build({"actor": {"count": 2}}), cores=16) == (8, 4)
-    assert plan.thread_shares(build({"actor": {"count": 2, "threads": 3}, "learner": {"threads": 5}}), cores=2) == (
-        5,
-        3,
-    )
-
-
 def test_metrics_ports_of_several_actors_differ() -> None:
-    specs = plan.services_of(build({"actor": {"count": 2, "port": 9100}, "env": {"kind": "single"}}), cores=2)
+    specs = plan.services_of(build({"actor": {"count": 2, "port": 9100}, "env": {"kind": "single"}}), range(2))
     assert [s.name for s in specs] == ["replay", "learner", "actor-0", "actor-1"]
     assert [s.environment.get("HEADRACE_ACTOR__PORT") for s in specs[2:]] == ["9100", "9101"]
 

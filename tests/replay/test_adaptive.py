@@ -1,13 +1,16 @@
 """The gate that follows the run: bounded, still where nothing is wrong, and never undoing itself."""
 
 import random
+from pathlib import Path
 
 import pytest
+import yaml
 
 from services.replay.adaptive import CLIMBING, LOOSEN, OPEN, STARVING, TIGHTEN, Gate, adapt, bounds, clamped
 from tests.replay.test_service import run_to_the_end
 
 BASE, DECADES = 1e-2, 1.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def drawn_steps(rng: random.Random, n: int) -> list[tuple[float | None, float | None]]:
@@ -108,3 +111,12 @@ async def test_a_run_follows_the_rule_through_crashes_of_replay(make_config):
 async def test_without_the_option_tau_stays(make_config):
     _, _, records = await run_to_the_end(make_config(replay={"tau": 1e-4}))
     assert {r["tau"] for r in records if r["kind"] == "step"} == {1e-4}
+
+
+def test_what_starves_is_the_same_for_everybody_who_speaks_of_it():
+    alerts = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    rules = {rule["alert"]: rule["expr"] for group in alerts["groups"] for rule in group["rules"]}
+    assert f"acceptance_ratio < {STARVING:g} " in rules["HeadraceAcceptanceCollapsed"]
+    for page in ("docs/comparisons.md", "docs/method.md"):
+        text = (ROOT / page).read_text()
+        assert f"{STARVING:.0%}".replace("%", " %") in text, page

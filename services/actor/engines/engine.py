@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from shared import weights
 from shared.config import Config
-from shared.cores import share_of_cores
+from shared.cores import available, thread_shares
 from shared.errors import UserError
 from shared.messages import WeightsNotice
 from shared.versions import Version
@@ -115,7 +115,7 @@ def end_tokens(directory: Path) -> tuple[int, ...]:
 
 def threads_of(config: Config) -> int:
     """CPU threads of one of `actor.count` actors that share this machine with a learner."""
-    return config.actor.threads or share_of_cores(1 + max(config.actor.count, 1))
+    return thread_shares(config, len(available()))[1]
 
 
 async def verify_files(notice: WeightsNotice, directory: Path) -> None:
