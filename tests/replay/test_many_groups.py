@@ -93,6 +93,7 @@ async def test_ten_thousand_groups_are_loaded_ordered_and_saved_in_short_turns(m
     assert found[0] < HELD_UP_S, f"one turn took {1000 * found[0]:.0f} ms"
 
 
+@pytest.mark.slow
 def test_a_round_of_any_length_has_a_bounded_number_of_questions_out(make_config):
     config, state, rng = make_config(run={"steps": 2}, learner={"batch": 2}), State(Counters(started=0.0)), Random(0)
     state.counters.version = Version(0, 0)
