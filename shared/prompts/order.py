@@ -6,10 +6,13 @@ over the smallest even number of bits that holds n, walked until it lands below 
 under four walks on average.
 """
 
+from functools import lru_cache
+
 ROUNDS = 6
 MASK = 2**64 - 1
 
 
+@lru_cache(4096)  # a group's question is asked for a few times in the step that trains it
 def order(seed: int, n: int, i: int) -> int:
     """The index, in [0, n), of the i-th example (i >= 0) of an endless sequence of seeded permutations of n
     examples.

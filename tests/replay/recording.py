@@ -2,7 +2,9 @@
 
 import gzip
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,11 +24,9 @@ class Recording:
     """
 
     def __init__(self, path: Path = ATLAS, decimals: tuple[int, int] | None = None) -> None:
-        with gzip.open(path, "rt") as file:
-            about, *steps = [json.loads(line) for line in file]
+        about, steps, self._fresh = _read(path)
         self.batch, self.group_size, self.length = about["b"], about["G"], about["steps"] - AGES
         self._decimals, self.exact = decimals, decimals is None
-        self._fresh = [[msgspec.convert(h, GroupHeader) for h in step["fresh"]] for step in steps]
         self._born = {h.id: step for step, headers in enumerate(self._fresh) for h in headers}
         self._numbers = 1 + max(h.number for headers in self._fresh for h in headers)
         self._trained: dict[str, list[float]] = {id: n for s in steps for id, n in s["trained"].items()}
@@ -70,6 +70,14 @@ class Recording:
             version_min=Version(0, header.version_min.number + later),
             version_max=Version(0, header.version_max.number + later),
         )
+
+
+@cache
+def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[list[GroupHeader]]]:
+    """(about it, its steps, their fresh groups); nobody alters them."""
+    with gzip.open(path, "rt") as file:
+        about, *steps = [json.loads(line) for line in file]
+    return about, steps, [[msgspec.convert(h, GroupHeader) for h in step["fresh"]] for step in steps]
 
 
 def _record(id: str, headroom: float, drift: float, numbers: list[float]) -> Record:
