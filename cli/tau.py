@@ -19,6 +19,7 @@ suggestion, run again, and ask again; it settles in one or two rounds. `replay.a
 """
 STEPS = 30
 SUFFIX = "-tau"
+FLOORS = 10  # so many times the noise of Drift and a gate is clear of it
 
 
 def add_parser(subparsers: Any) -> None:
@@ -78,11 +79,21 @@ def _judge(folder: Path, as_json: bool) -> None:
     if not found:
         raise UserError(f"the run in {folder} scanned no group in its {len(steps)} steps{_why(config, steps)}")
     best, why = suggest(found)
-    scanned = sum(step.get("scanned", 0) for step in steps)
+    scanned, floor = sum(step.get("scanned", 0) for step in steps), noise_floor(steps, config.replay.drift)
     if as_json:
-        _print_json(found, best, why, scanned)
+        _print_json(found, best, why, scanned, floor)
     else:
-        _print(folder, found, best, why, scanned, config)
+        _print(folder, found, best, why, scanned, floor, config)
+
+
+def noise_floor(steps: list[dict[str, Any]], measure: str) -> float | None:
+    """Which Drift rounding alone gave in the run (`drift_noise`), in tau's measure; None where nothing told it."""
+    from statistics import median
+
+    told = [s["learner"]["drift_noise"] for s in steps if "drift_noise" in s.get("learner", {})]
+    if not told:
+        return None
+    return median(told) if measure == "l2" else median(told) ** 0.5
 
 
 def _why(config: Any, steps: list[dict[str, Any]]) -> str:
@@ -104,7 +115,7 @@ def _has_gate(policy: str) -> bool:
     return get_policy(policy).accepts is within_tau
 
 
-def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, config: Any) -> None:
+def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, floor: float | None, config: Any) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -136,18 +147,22 @@ def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, co
     console = Console(markup=False)
     console.print(table)
     console.print(f"replay.tau = {best.tau:.3g}: {why}", highlight=False)
+    if floor is not None:
+        text = f"Scoring the same tokens twice gives a Drift of {floor:.2g}: "
+        text += f"below {FLOORS * floor:.2g} a gate judges rounding too."
+        console.print(text, style="yellow" if best.tau < FLOORS * floor else "dim", highlight=False)
     if config.env.kind == "search":
         console.print(f"In the run's environment {spoken(config.env.latency)}.", style="dim", highlight=False)
     if scanned < LEAST_SCANNED:
         console.print(f"Only {scanned} groups were scanned: a longer run says more.", style="yellow", highlight=False)
 
 
-def _print_json(found: list[Any], best: Any, why: str, scanned: int) -> None:
+def _print_json(found: list[Any], best: Any, why: str, scanned: int, floor: float | None) -> None:
     import json
     from dataclasses import asdict
 
     rows = [asdict(gate) | {"climb": gate.climb, "judgement": gate.judgement} for gate in found]
-    print(json.dumps({"tau": best.tau, "why": why, "scanned": scanned, "gates": rows}, indent=1))
+    print(json.dumps({"tau": best.tau, "why": why, "scanned": scanned, "drift_noise": floor, "gates": rows}, indent=1))
 
 
 def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | None:

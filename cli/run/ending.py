@@ -112,7 +112,10 @@ def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
             f"{percent(s['acceptance'])}, replayed at age {number(s['replay_age_mean'], 1)}",
         ),
         ("lag of fresh groups", f"mean {number(s['lag_mean'], 2)}, at most {_whole(s['lag_max'])}"),
-        ("drift of replayed groups", f"KL {_small(s['replay_kl'])}, engine gap {_small(s['engine_gap'])}"),
+        (
+            "drift of replayed groups",
+            f"KL {_small(s['replay_kl'])}, engine gap {_small(s['engine_gap'])}, noise {_small(s.get('drift_noise'))}",
+        ),
         (
             "scanning",
             f"{s['scan_seconds_hidden']:.1f} s hidden, {s['scan_seconds_exposed']:.1f} s exposed; "

@@ -122,9 +122,10 @@ def _learner(learner: Records, steps: Records) -> dict[str, Any]:
 
 def _weights(records: Records, learner: Records) -> dict[str, Any]:
     swaps = [r for r in records if r["kind"] == "swap"]
-    gaps = _numbers(learner, "engine_gap")
+    gaps, noise = _numbers(learner, "engine_gap"), _numbers(learner, "drift_noise")
     return {
         "engine_gap": float(np.median(gaps)) if gaps else None,
+        "drift_noise": float(np.median(noise)) if noise else None,
         "swaps": len(swaps),
         "publish_to_swap_ms_p50": _median_ms(swaps, "seconds"),
         "swap_stall_ms_p50": _median_ms(swaps, "stall_s"),

@@ -53,6 +53,12 @@ def records() -> list[dict]:
     ]
 
 
+def test_the_noise_of_drift_is_the_median_of_the_steps_that_measured_it() -> None:
+    assert summarise(records())["drift_noise"] is None
+    measured = [step(n, learner={"drift_noise": noise}) for n, noise in enumerate([1e-3, 5e-3, 2e-3])]
+    assert summarise([step(9), *measured])["drift_noise"] == 2e-3
+
+
 def test_what_only_some_policies_do_is_told_only_by_them() -> None:
     assert of_the_policy({"groups_filtered": 0, "groups_regenerated": None}) == ""
     summary = summarise([step(0, groups_filtered=9, groups_regenerated=4)])

@@ -134,6 +134,21 @@ def test_the_command_prints_the_gates_and_the_suggestion(run_dir, capsys):
     assert found["tau"] == TAU and found["scanned"] == 360 and len(found["gates"]) == len(FACTORS)
 
 
+@pytest.mark.parametrize("measure", ["l2", "l1"])
+def test_the_noise_of_drift_is_told_beside_the_gates_in_their_measure(run_dir, capsys, measure):
+    assert main(["tau", str(run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drift_noise"] is None
+    (run_dir / "config.toml").write_text(f'[replay]\ntau = {TAU}\ndrift = "{measure}"\n')
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    told = [event | ({"learner": {"drift_noise": 2.5e-3}} if event["step"] % 10 == 1 else {}) for event in events]
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
+    assert main(["tau", str(run_dir), "--json"]) == 0
+    floor = json.loads(capsys.readouterr().out)["drift_noise"]
+    assert floor == pytest.approx(2.5e-3 if measure == "l2" else 0.05)
+    assert main(["tau", str(run_dir)]) == 0
+    assert f"below {10 * floor:.2g} a gate judges rounding too" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_that_scanned_nothing_is_refused(run_dir, capsys):
     (run_dir / "events.jsonl").write_text(json.dumps({"kind": "step", "step": 0, "scanned": 0}) + "\n")
     assert main(["tau", str(run_dir)]) == 2
