@@ -104,7 +104,11 @@ def _call(words: list[str]) -> int:
 def _unknown(command: str, word: str, parser: argparse.ArgumentParser) -> str:
     """What is said of a word that the command does not take: the option or the setting that may have been meant."""
     from shared.config import known_keys
+    from shared.foreign import ours
 
+    here = ours(word.lstrip("-+").partition("=")[0]) if command in TAKES_OVERRIDES else None
+    if here:
+        return f"{command} has no use for '{word}'; here it is {here} (docs/coming-from.md has more of them)."
     if not word.startswith("--"):
         return f"{command} has no use for '{word}'; `headrace {command} --help` says what it takes."
     word = word.partition("=")[0]

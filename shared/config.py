@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from shared import settings
 from shared.contradictions import contradictions
 from shared.errors import UserError
+from shared.foreign import first_known
 from shared.nearest import hint
 
 ENV_PREFIX = "HEADRACE_"
@@ -279,6 +280,8 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
+        if foreign := first_known(key, first.get("input")):
+            return f"unknown key '{foreign[0]}'; here it is {foreign[1]} (docs/coming-from.md has more of them)."
         known = known_keys() if "." in key else list(Config.model_fields)
         elsewhere = [k for k in known if k.endswith("." + key.rpartition(".")[2])]  # this setting in another section
         return f"unknown key '{key}'; {hint(key, elsewhere or known, shown=elsewhere or Config.model_fields)}"
