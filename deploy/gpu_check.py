@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from services.actor.engines.engine import CanaryRefused
 from shared.config import Config, load
 from shared.errors import UserError
 from shared.gpus import visible_gpus
@@ -112,10 +113,12 @@ async def check(config: Config, sizes: Sizes, say: Callable[[Line], None]) -> No
     """All of it; each line is said as soon as it is known."""
     import torch
 
+    from services.actor.engines.canary import HIGH_OVER_MEAN, mismatch, tolerance
     from services.actor.engines.choice import make_engine
     from services.learner.assemble import assemble
     from services.learner.engine_gap import limit
-    from services.learner.step import train_step
+    from services.learner.model.policy import pick_dtype
+    from services.learner.step import scan, train_step
     from services.learner.stop import Stop
     from services.learner.weights.publisher import Publisher
     from shared.versions import Version
@@ -140,6 +143,7 @@ async def check(config: Config, sizes: Sizes, say: Callable[[Line], None]) -> No
         gap = float(np.mean([r.engine_gap for r in records if r.engine_gap is not None]))
         say(Line("engine gap, mean (l_ref - l_gen)^2", gap, "", f"the gate needs it below {limit(config.replay):g}"))
 
+        publisher.trained_on(groups)
         for number in range(1, SWAPS + 1):  # under running requests
             running = [asyncio.ensure_future(sampled(engine, trainer.model, replace(sizes, groups=1), number))]
             await asyncio.sleep(0.2)
@@ -150,12 +154,22 @@ async def check(config: Config, sizes: Sizes, say: Callable[[Line], None]) -> No
         megabytes = f"{publisher.notice.size / 1e6:,.0f} MB; all canaries passed"
         say(Line("swap, from the step's end to in force", median(delays), "s", megabytes))
         say(Line("swap, engine stands still", median(stalls), "s"))
+        canary = publisher.notice.canary
+        off = mismatch(canary, await engine.score([c.tokens for c in canary], [c.start for c in canary]))
+        if off is not None:
+            dtype = pick_dtype(config.model.dtype, trainer.model.device)
+            most = tolerance(config, str(dtype).removeprefix("torch."))
+            say(Line("canary, |d| in the mean", off.mean, "nats", f"refused above {most:g}"))
+            say(Line("canary, |d| of nine in ten tokens", off.high, "nats", f"refused above {HIGH_OVER_MEAN * most:g}"))
+            say(Line("canary, |d| at most", off.worst, "nats"))
     finally:
         await engine.close()
 
     if trainer.model.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    noise = float(np.mean([r.noise for r in scan(trainer, groups, noise=True) if r.noise is not None]))
+    say(Line("drift noise, mean d^2 of scoring twice", noise, "", f"the gate needs it below {limit(config.replay):g}"))
     times = learner_times(trainer, groups)
     say(Line("training, packed", inputs / times["packed"], "tokens/s"))
     if "padded" in times:
@@ -210,7 +224,7 @@ async def sampled(engine: Any, model: Any, sizes: Sizes, seed: int = 0) -> list[
         )
 
     payloads = await asyncio.gather(*map(one, range(sizes.groups)))
-    return [group_from_payload(payload, 0, vocabulary, context_of(model)) for payload in payloads]
+    return [group_from_payload(payload, vocabulary, context_of(model)) for payload in payloads]
 
 
 def learner_times(trainer: Any, groups: list[Any]) -> dict[str, float]:
@@ -291,7 +305,7 @@ def main(words: list[str]) -> int:
             asyncio.run(
                 check(config, sizes, lambda line: print(json.dumps(vars(line)) if args.json else line, flush=True))
             )
-    except UserError as error:
+    except (UserError, CanaryRefused) as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return 2
     return 0

@@ -29,6 +29,9 @@ def test_every_step_works_on_a_cpu(settings: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stderr
     found = {line["what"]: line["number"] for line in map(json.loads, done.stdout.splitlines())}
     assert found["engine gap, mean (l_ref - l_gen)^2"] < 1e-9
+    assert found["drift noise, mean d^2 of scoring twice"] < 1e-9
+    canary = [found[f"canary, |d| {of}"] for of in ("in the mean", "of nine in ten tokens", "at most")]
+    assert canary == sorted(canary) and canary[-1] < 1e-4
     speeds = ["generation", "training, packed", "training, padded to the longest", "scan of the same groups"]
     times = ["swap, engine stands still", "step with adamw", "step with adamw, offloaded"]
     assert all(found[name] > 0 for name in speeds + times)
