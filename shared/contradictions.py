@@ -47,6 +47,11 @@ def contradictions(c: Config) -> Iterator[str]:
             "top_k = 0, because a cut distribution makes the policy ratio biased."
         )
     yield from _loss_contradictions(c)
+    if c.actor.tensor_parallel > 1 and c.actor.engine == "torch":
+        yield (
+            f"actor.tensor_parallel = {c.actor.tensor_parallel} is of the vLLM engine, and actor.engine = 'torch' has "
+            "one device: set it to 1, or the engine to 'vllm'."
+        )
     if c.actor.exact and c.actor.engine != "torch":
         yield f"actor.exact is of the torch engine, and actor.engine = '{c.actor.engine}': set it to 'torch'."
     if c.learner.kl > 0 and not c.model.kl_reference and not c.learner.lora_rank:

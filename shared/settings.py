@@ -116,7 +116,7 @@ class Actor(Section):
     kv_cache_bytes: int = Field(default=0, ge=0)  # 0: derived from groups, group_size and max_tokens
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)  # vLLM: share of a GPU for weights and cache
     tensor_parallel: int = Field(default=1, ge=1)  # vLLM: GPUs of one actor
-    enforce_eager: bool = True  # vLLM: false compiles and captures graphs, a slower start and a faster run
+    enforce_eager: bool = False  # vLLM on a GPU: true compiles and captures no graphs, a faster start and a slower run
     exact: bool = False  # torch engine: one request at a time, so that no bit depends on what else is generated; slow
     heartbeat_s: float = Field(default=2.0, gt=0)  # between two reports to Redis
     canary_tolerance: float = Field(default=0.0, ge=0)  # nats in the mean over its tokens; 0: 1e-4 in fp32, .12 in bf16

@@ -259,6 +259,12 @@ class Preflight:
                 f"rollout.max_tokens = {self.config.rollout.max_tokens} exceeds the {positions} positions of the model "
                 f"in {model_dir}: set rollout.max_tokens to {positions} or less."
             )
+        heads, parts = settings.get("num_attention_heads"), self.config.actor.tensor_parallel
+        if heads and heads % parts:
+            raise UserError(
+                f"actor.tensor_parallel = {parts} does not divide the {heads} attention heads of the model in "
+                f"{model_dir}: vLLM gives each GPU as many of them."
+            )
 
     def _prompt_lengths(self, model_dir: Path, sets: dict[str, PromptSource | None]) -> None:
         limit = self.config.rollout.max_prompt_tokens

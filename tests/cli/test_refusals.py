@@ -62,6 +62,16 @@ def test_a_chat_template_that_refuses_a_prompt(
     assert why in refused("--env.prompt", prompt)
 
 
+def test_attention_heads_that_the_gpus_of_an_actor_cannot_share(refused: Callable[..., str], model_dir: Path) -> None:
+    (model_dir / "config.json").write_text('{"model_type": "qwen2", "num_attention_heads": 14}')
+    assert "actor.tensor_parallel = 4 does not divide the 14 attention heads" in refused("--actor.tensor_parallel", "4")
+
+
+def test_several_gpus_for_the_torch_engine(refused: Callable[..., str]) -> None:
+    said = refused("--actor.tensor_parallel", "2", "--actor.engine", "torch")
+    assert "actor.tensor_parallel = 2 is of the vLLM engine" in said
+
+
 def test_an_empty_data_set(refused: Callable[..., str], data_file: Path) -> None:
     data_file.write_text("")
     assert "holds no prompts" in refused()
