@@ -97,9 +97,9 @@ def test_an_unknown_policy_with_the_nearest_one(refused: Callable[..., str]) -> 
 
 
 def test_a_redis_too_small_for_the_weights_that_travel_through_it(refused: Callable[..., str]) -> None:
-    small = ("--redis.max_memory_bytes", "100")
+    small = ("--redis.max_memory_bytes", "10")
     said = refused(*small, "--weights.transport", "redis")
-    assert said.startswith("redis.max_memory_bytes = 100 ") and "set weights.transport to 'folder'" in said
+    assert said.startswith("redis.max_memory_bytes = 10 ") and "set weights.transport to 'folder'" in said
     assert "weights" not in refused(*small, "--data.train", "/nowhere/x.jsonl")
 
 
