@@ -1,6 +1,6 @@
 """What `headrace top` shows, from a replay service over HTTP or from Redis alone: the same columns either way.
 
-Replay knows what it waits for and what its gate is; where only Redis is reached, the gate is that of the last step.
+Where only Redis is reached, the gate is that of the last step, and what replay waits for is what it said last.
 """
 
 import time
@@ -17,6 +17,7 @@ from services.replay.buffer import Row
 from services.replay.state import Counters
 from services.replay.window.actors import Actors
 from services.replay.window.history import History
+from shared import heartbeats
 from shared.errors import UserError
 from shared.redis_client import connect_async, until_up
 from shared.streams import Keys
@@ -133,12 +134,15 @@ class FromRedis:
         stored, fresh, tasks = [await _length(client.hlen(table + name)) for name in ("buffer", "fresh", "tasks")]
         tau = next((value for value in reversed(told["columns"]["tau"]) if value is not None), None)
         gated = any(value for value in told["columns"]["scanned"])
+        said = await heartbeats.of_replay(client, self._keys) or {}
         return Glance(
             name=self._run,
             step=counters.step,
             steps=self._history.planned,
             version=str(counters.version) if counters.version else None,
             tau=tau if gated else None,
+            waiting_for=said.get("waiting_for", "" if counters.finished else "a replay service to report"),
+            waiting_s=said.get("waiting_s", 0.0),
             finished=counters.finished,
             buffer=stored,
             fresh=fresh,
@@ -147,7 +151,7 @@ class FromRedis:
             columns=told["columns"],
             evals=told["evals"],
             notices=told["notices"],
-            groups=await _groups(client, table) if stored <= LARGEST else {},
+            groups=await _groups(client, table, set(said.get("refused", []))) if stored <= LARGEST else {},
         )
 
 
@@ -158,8 +162,8 @@ async def _length(reply: Any) -> int:
     return await reply
 
 
-async def _groups(client: redis.asyncio.Redis, table: str) -> dict[str, list[Any]]:
-    """Rows and, from the ledger, which of them the last step replayed; what was scanned in vain is not on record."""
+async def _groups(client: redis.asyncio.Redis, table: str, refused: set[str]) -> dict[str, list[Any]]:
+    """Rows and which of them the last step replayed, from the ledger, or scanned in vain, from replay itself."""
     saved: Any = client.hvals(table + "buffer")
     last: Any = client.lindex(table + "ledger", -1)
     decoder = msgspec.msgpack.Decoder(Row)
@@ -169,7 +173,7 @@ async def _groups(client: redis.asyncio.Redis, table: str) -> dict[str, list[Any
     return {
         "headroom": [row.headroom for row in rows],
         "drift": [None if row.drift != row.drift else row.drift for row in rows],
-        "mark": [2 if row.id in replayed else 0 for row in rows],
+        "mark": [2 if row.id in replayed else int(row.id in refused) for row in rows],
     }
 
 

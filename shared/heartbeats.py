@@ -1,4 +1,4 @@
-"""What the actors last said of themselves, as their heartbeats in Redis have it."""
+"""What actors and replay last said of themselves, as their heartbeats in Redis have it."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,7 @@ from shared.streams import Keys
 from shared.versions import Version
 
 Beat = dict[str, Any]
+REPLAY_LIFE_S = 15  # it reports every 5 s
 VERSIONS = ("version", "loading")  # weights in force, and weights that are just being read
 
 
@@ -29,6 +30,20 @@ def known(client: redis.Redis, keys: Keys) -> dict[str, Beat | None]:
     """Every actor that has not signed off, by name; None where its heartbeat has stopped. Raises RedisError."""
     names = _names(cast(Any, client.smembers(keys.actors)))
     return _told(names, cast(Any, client.mget([keys.actor(name) for name in names])) if names else [])
+
+
+async def tell_of_replay(client: redis.asyncio.Redis, keys: Keys, beat: Beat) -> None:
+    """Replay's own: what it waits for ("waiting_for", since "waiting_s") and which groups it last refused ("refused").
+
+    Raises RedisError.
+    """
+    await client.set(keys.replay, json.dumps(beat), ex=REPLAY_LIFE_S)
+
+
+async def of_replay(client: redis.asyncio.Redis, keys: Keys) -> Beat | None:
+    """The same; None where none is alive. Raises RedisError."""
+    told = await client.get(keys.replay)
+    return json.loads(told) if told else None
 
 
 def versions(beats: Iterable[Beat | None], fields: Sequence[str] = VERSIONS) -> set[Version]:

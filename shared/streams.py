@@ -42,6 +42,7 @@ class Keys:
         self.events = self.prefix + "events"
         self.dead = self.prefix + "dead"
         self.actors = self.prefix + "actors"  # set of actor ids that have reported
+        self.replay = self.prefix + "replay:beat"  # its heartbeat
         self.state = self.prefix + "replay:state"  # JSON: replay's counters
 
     def payload(self, group: str) -> str:

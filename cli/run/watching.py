@@ -12,13 +12,14 @@ from cli.run.listener import Listener
 from cli.run.progress import Screen
 from cli.run.recorder import Recorder
 from cli.run.view import RunView
+from shared import heartbeats
 from shared.cancellation import stop as stop_tasks
 from shared.config import Config
-from shared.heartbeats import alive
 from shared.redis_client import connect_async, until_up
 from shared.streams import Keys
 
 LOOK_S = 1.0
+LONG_S = 15.0  # between two steps nobody has to be told
 
 
 async def follow_to_end(config: Config, screen: Screen) -> bool:
@@ -37,7 +38,8 @@ async def follow_to_end(config: Config, screen: Screen) -> bool:
     try:
         while not any(work.done() for work in (following, *ends)):
             with suppress(redis.RedisError, OSError):
-                view.actors = await alive(client, keys)
+                view.actors = await heartbeats.alive(client, keys)
+                view.waiting_for = waits(view, await heartbeats.of_replay(client, keys))
             with suppress(OSError):  # nobody reads the pipe: it is recorded all the same
                 screen.show(view)
             await asyncio.wait([following, *ends], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -49,3 +51,13 @@ async def follow_to_end(config: Config, screen: Screen) -> bool:
         await listener.drain(client)
         recorder.close()
         await client.aclose()
+
+
+def waits(view: RunView, beat: heartbeats.Beat | None) -> list[str]:
+    """What is worth showing of what replay says that it waits for."""
+    if view.finished:
+        return []
+    if beat is None:
+        return ["a replay service to report"]
+    shown = view.phase == "starting" or beat["waiting_s"] > LONG_S
+    return [beat["waiting_for"]] if shown and beat["waiting_for"] else []

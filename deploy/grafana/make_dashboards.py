@@ -49,6 +49,7 @@ def number(title: str, expression: str, unit: str = "short", width: int = 4) -> 
     return Panel(title, {"": expression}, unit, kind="stat", width=width, height=4)
 
 
+REDIS_WAIT = 'max by (job, why) ({__name__=~"headrace_(actor|replay|learner)_redis_wait_seconds"})'
 LOOP_LAG = 'max by (job) ({__name__=~"headrace_.*_event_loop_lag_seconds"})'
 
 DASHBOARDS: dict[str, list[Panel]] = {
@@ -99,6 +100,30 @@ DASHBOARDS: dict[str, list[Panel]] = {
         ),
         Panel("Targets", {"{{job}}": "sum by (job) (up)"}, width=12),
         Panel("Event loop late by", {"{{job}}": LOOP_LAG}, "s", width=12),
+        Panel(
+            "Waits for Redis",
+            {"{{job}}, {{why}}": REDIS_WAIT},
+            "s",
+            help="Stays 0. away: it does not answer; memory: it is full; disk: it cannot write its append-only file.",
+        ),
+        Panel(
+            "Waits for what else",
+            {
+                "replay: nothing has happened": "headrace_replay_waiting_seconds",
+                "learner: room on its disk": "headrace_learner_disk_wait_seconds",
+                "learner: room in Redis for weights": "headrace_learner_room_wait_seconds",
+            },
+            "s",
+            help="Near 0: a step's length, and 0.",
+        ),
+        Panel(
+            "Rollouts that were not answered or not scored, per second",
+            {
+                "the retriever did not answer": rate("headrace_actor_env_failures_total"),
+                "asked again": rate("headrace_actor_retrieval_retries_total"),
+                "the reward failed": rate("headrace_actor_reward_failures_total"),
+            },
+        ),
     ],
     "Replay": [
         Panel("Headroom of scanned groups", spread("headrace_replay_headroom"), "percentunit"),

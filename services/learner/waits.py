@@ -6,4 +6,5 @@ from shared.metrics import RedisWait
 from shared.outage import Outage
 
 REDIS = Outage(RedisWait("learner"))
+ROOM = Gauge("headrace_learner_room_wait_seconds", "how long it has been waiting for room in Redis for weights")
 DISK = Gauge("headrace_learner_disk_wait_seconds", "how long it has been waiting for room on the disk of its files")

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from services.replay import again, evaluation, refills, refused, resync, transitions
 from services.replay.metrics import ReplayMetrics
@@ -25,7 +25,7 @@ from services.replay.policies import get_policy
 from services.replay.state import Composed, State, Store, Superseded, Transaction
 from services.replay.waits import waiting_for
 from services.replay.watch import Watch
-from shared import messages
+from shared import heartbeats, messages
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
@@ -157,11 +157,19 @@ class Replay:
             await self.store.check_epoch()
             self.waiting_for, self.waiting_s = watch.waiting()
             await self.metrics.look(self.client, self.keys, self.waiting_s)
+            await self._beat()
             something = await watch.look(state)
             self.metrics.actors(watch.actors.alive, watch.actors.silent)
             raise_if_cancelled()
             if something:
                 await arrived.put([])  # wakes the worker
+
+    async def _beat(self) -> None:
+        """For people who reach Redis alone."""
+        _, replayed, scanned = self.last_selection
+        beat = {"waiting_for": self.waiting_for, "waiting_s": self.waiting_s, "refused": sorted(scanned - replayed)}
+        with suppress(ResponseError):  # a full server: the next transaction finds out
+            await heartbeats.tell_of_replay(self.client, self.keys, beat)
 
     def _apply(self, state: State, tx: Transaction, entry: Entry) -> None:
         """One entry's effect and its acknowledgement."""

@@ -20,10 +20,12 @@ from cli.main import main
 from cli.top_screen import _gap, frame, scatter, sparkline
 from services.replay.http import make_app
 from services.replay.service import Replay
+from shared import heartbeats
 from shared.cancellation import stop
 from shared.config import Config, build
 from shared.errors import UserError
 from shared.http_server import listen, serve_http
+from shared.streams import Keys
 from tests.replay.peers import Questions, client_of
 from tests.replay.stored_groups import STEP, fill
 
@@ -42,16 +44,25 @@ async def config(redis_url: str) -> Config:
 
 
 @pytest_asyncio.fixture
-async def address(config: Config) -> AsyncIterator[str]:
-    """Where a replay service of this run listens."""
+async def address(config: Config, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """Where a replay service of this run listens; it has reported."""
+    monkeypatch.setattr("services.replay.service.WATCH_S", 0.05)
     service = Replay(config, client_of(config.redis.url), Questions(100), None, CollectorRegistry())
     sock = listen("127.0.0.1", 0, "replay.port")
     port = sock.getsockname()[1]
     tasks = [asyncio.create_task(serve_http(make_app(service), sock)), asyncio.create_task(service.run())]
-    while service.state is None:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        while service.state is None:
+            await asyncio.sleep(0.01)
+        service.last_selection = STEP - 1, frozenset(), frozenset(row.id for row in list(service.state.buffer)[:3])
+        while not (await beat(config)).get("refused"):
+            await asyncio.sleep(0.01)
     yield f"http://127.0.0.1:{port}"
     await stop(*tasks)
+
+
+async def beat(config: Config) -> heartbeats.Beat:
+    return await heartbeats.of_replay(client_of(config.redis.url), Keys(config.run.name)) or {}
 
 
 def text_of(glance: Glance, width: int = 100) -> str:
@@ -66,12 +77,12 @@ async def test_replay_and_redis_tell_the_same(config: Config, address: str) -> N
     one, other = [await source.look() for source in sources]
     for source in sources:
         await source.close()
-    for field in ("name", "step", "steps", "version", "buffer", "columns", "evals", "actors"):
+    for field in ("name", "step", "steps", "version", "waiting_for", "buffer", "columns", "evals", "actors"):
         assert getattr(one, field) == getattr(other, field), field
     assert one.step == STEP and len(one.groups["drift"]) == 60
     assert sorted(one.groups["headroom"]) == pytest.approx(sorted(other.groups["headroom"]), abs=1e-4)
     assert (one.tau, one.policy) == (0.01, "headroom_drift")
-    assert one.waiting_for, "replay alone knows what is waited for"
+    assert one.waiting_for and sorted(one.groups["mark"]) == sorted(other.groups["mark"]) == [0] * 57 + [1] * 3
 
 
 async def test_the_command_prints_one_frame(
@@ -84,12 +95,14 @@ async def test_the_command_prints_one_frame(
         for shown in ("40 of 100 steps", "learner idle", "acceptance", "replay KL", "35.0 → 71.0 %", "host-1-abc"):
             assert shown in said
         assert "a warning that <b>holds</b> markup" in said
-    assert "Replay waits for" not in said, "Redis alone does not tell"
+        assert "Replay waits for the learner" in said
 
 
 async def test_where_nothing_runs_it_says_so(
     config: Config, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert await asyncio.to_thread(main, ["top", "--redis", config.redis.url, "--run", "seen", "--once"]) == 0
+    assert "Replay waits for a replay service to report" in capsys.readouterr().out
     assert await asyncio.to_thread(main, ["top", "http://127.0.0.1:9", "--once"]) == 1
     assert "no replay service answers" in capsys.readouterr().out
     assert await asyncio.to_thread(main, ["top", "--redis", config.redis.url, "--run", "unknown", "--once"]) == 2

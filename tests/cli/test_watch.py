@@ -11,7 +11,10 @@ import pytest
 import redis
 
 from cli.main import main
+from cli.run.progress import doing
 from cli.run.recorder import EVENTS, METRICS, read_records
+from cli.run.view import RunView
+from cli.run.watching import waits
 from shared import events
 from shared.streams import Keys
 
@@ -54,6 +57,18 @@ def test_a_watcher_that_was_stopped_goes_on_where_it_was(redis_url: str, tmp_pat
     assert main(_command(redis_url, tmp_path)) == 0
     kinds = [r["kind"] for r in read_records(tmp_path / NAME / EVENTS)]
     assert kinds.count("step") == 2 and kinds.count("finished") == 1
+
+
+def test_it_says_what_is_waited_for_before_the_first_step_and_where_a_wait_is_long() -> None:
+    view = RunView(NAME, steps=4, started=0.0)
+    beat = {"waiting_for": "the learner to come up", "waiting_s": 2.0}
+    view.waiting_for = waits(view, beat)
+    assert doing(view) == "waiting for the learner to come up"
+    assert waits(view, None) == ["a replay service to report"]
+    view.update({"kind": "step", "step": 0})
+    assert waits(view, beat) == [] and waits(view, beat | {"waiting_s": 20.0}) == [beat["waiting_for"]]
+    view.update({"kind": "finished"})
+    assert waits(view, None) == []
 
 
 def test_no_server_named_is_one_sentence(capsys, monkeypatch) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from services.actor.transports.redis_chunks import RedisReceiver, _missing
 from services.actor.wire import Wire
+from services.learner import waits
 from services.learner.stop import Stop, Stopped
 from services.learner.weights.transports import redis_chunks as sending
 from services.learner.weights.transports.redis_chunks import RedisSender
@@ -198,9 +199,10 @@ def test_a_learner_without_room_says_so_and_goes_on_when_there_is_some(post, pub
             time.sleep(0.01)
         assert "no room for weights" in told[0] and waiting.is_alive()
         assert there(post) == [new[1].name], "what nobody reads makes room first"
+        assert waits.ROOM._value.get() > 0
         client.delete("of_others")
         waiting.join(10)
-        assert not waiting.is_alive() and sender.has(new[0]) and len(told) == 1
+        assert not waiting.is_alive() and sender.has(new[0]) and len(told) == 1 and waits.ROOM._value.get() == 0
     finally:
         client.config_set("maxmemory", 0)
         waiting.join(10)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from services.learner import waits
 from services.learner.stop import Stop
 from services.learner.talk.post import Post
 from services.learner.weights.publish import versions_in_use
@@ -100,6 +101,7 @@ class RedisSender:
         wait = LongWait(first_s=0.0)
         while not self._patiently(lambda: self._stored(key, fields)):
             self._forget(keep=0, sparing=sparing)
+            waits.ROOM.set(wait.seconds)
             if wait.due():
                 text = (
                     f"Redis has no room for weights since {wait.seconds:.0f} s: the learner waits, give it more memory "
@@ -108,6 +110,7 @@ class RedisSender:
                 log.warning("%s", text)
                 self._post.warn(text)
             self._stop.wait(RETRY_S)
+        waits.ROOM.set(0)
 
     def _stored(self, key: str, fields: dict[str, bytes]) -> bool:
         """False where that would take more than the share of the server's memory.
