@@ -18,7 +18,7 @@ import redis
 import redis.asyncio
 
 READS = {
-    *("GET", "MGET", "HGET", "HGETALL", "EXISTS", "SMEMBERS", "LRANGE", "SCAN", "KEYS", "STRLEN", "PTTL"),
+    *("GET", "MGET", "HGET", "HGETALL", "HSCAN", "EXISTS", "SMEMBERS", "LRANGE", "SCAN", "KEYS", "STRLEN", "PTTL"),
     *("XREAD", "XREADGROUP", "XRANGE", "XREVRANGE", "XLEN", "XPENDING", "XINFO", "XAUTOCLAIM"),
     *("INFO", "PING", "HELLO", "AUTH", "SELECT", "CLIENT", "WATCH", "UNWATCH", "SCRIPT"),
 }
