@@ -1,5 +1,8 @@
 """Tiny models, published versions of them, configurations that use them, and whole actors."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from shared.messages import CanarySequence, WeightsNotice
 from shared.redis_client import connect
 from shared.versions import Version
 from tests import tiny_model
-from tests.actor.running import ActorThread, free_port, start_search
+from tests.actor.running import REPOSITORY, ActorThread, free_port, start_search
 
 torch.set_num_threads(1)
 
@@ -116,3 +119,23 @@ def start_actor() -> Iterator[Callable[..., ActorThread]]:
     for actor in actors:
         actor.stop()
     assert [actor.error for actor in actors] == [None] * len(actors)
+
+
+@pytest.fixture
+def start_process(tmp_path: Path) -> Iterator[Callable[[Config], subprocess.Popen]]:
+    """Start `python -m services.actor`."""
+    processes: list[subprocess.Popen] = []
+
+    def start(config: Config) -> subprocess.Popen:
+        path = tmp_path / "actor.toml"
+        path.write_text(config.to_toml())
+        env = os.environ | {"HEADRACE_CONFIG": str(path), "HEADRACE_REDIS__URL": config.redis.url}
+        process = subprocess.Popen([sys.executable, "-m", "services.actor"], env=env, cwd=REPOSITORY)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)

@@ -4,10 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,7 +25,6 @@ from shared.streams import ACTORS, SyncInbox, add
 from shared.versions import Version
 from tests.actor.running import (
     KEYS,
-    REPOSITORY,
     announce,
     free_port,
     headers,
@@ -46,26 +42,6 @@ from tests.actor.scripted_engine import ScriptedEngine
 @pytest.fixture
 def config(make_config, redis_url: str, search_url: str) -> Config:
     return make_config(redis={"url": redis_url}, env={"url": search_url})
-
-
-@pytest.fixture
-def start_process(tmp_path: Path) -> Iterator[Callable[[Config], subprocess.Popen]]:
-    """Start `python -m services.actor`."""
-    processes: list[subprocess.Popen] = []
-
-    def start(config: Config) -> subprocess.Popen:
-        path = tmp_path / "actor.toml"
-        path.write_text(config.to_toml())
-        env = os.environ | {"HEADRACE_CONFIG": str(path), "HEADRACE_REDIS__URL": config.redis.url}
-        process = subprocess.Popen([sys.executable, "-m", "services.actor"], env=env, cwd=REPOSITORY)
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait(10)
 
 
 @pytest.mark.slow
