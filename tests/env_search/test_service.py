@@ -61,6 +61,7 @@ def refused(**search: object) -> str:
     return run.stderr
 
 
+@pytest.mark.slow
 def test_recall_at_3_over_http_without_torch(shared_data: Path, tmp_path: Path):
     corpus = shared_data / "qa" / "xquad_corpus.jsonl"
     build_index(corpus, tmp_path / "index", IndexSpec())

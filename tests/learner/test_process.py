@@ -227,7 +227,9 @@ def tried(config: Config, tmp_path: Path, **environ: str) -> tuple[int, str]:
     return done.returncode, "\n".join(line for line in done.stderr.splitlines() if not line.startswith("import time:"))
 
 
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "*.safetensors"])
+@pytest.mark.parametrize(
+    "missing", ["config.json", *(pytest.param(m, marks=pytest.mark.slow) for m in ("tokenizer.json", "*.safetensors"))]
+)
 def test_an_incomplete_model_folder_is_told_in_one_sentence(
     tmp_path: Path, policy_dir: Path, redis_url: str, missing: str
 ) -> None:
@@ -270,6 +272,7 @@ def test_mistakes_are_told_in_one_sentence_and_exit_two(tmp_path: Path, policy_d
         assert len(said.splitlines()) == 1, said
 
 
+@pytest.mark.slow
 def test_a_metrics_port_in_use_is_told(tmp_path: Path, policy_dir: Path, redis_url: str) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))

@@ -23,10 +23,10 @@ from tests.replay.test_service import check_the_run, run_to_the_end
 STEPS = 200
 
 
-def settings(recording: Recording, **replay):
+def settings(recording: Recording, steps: int = STEPS, **replay):
     return build(
         {
-            "run": {"steps": STEPS},
+            "run": {"steps": steps},
             "learner": {"batch": recording.batch},
             "rollout": {"group_size": recording.group_size},
             "replay": {"policy": "bapo", "capacity": 48, "ask_again_every": 5} | replay,
@@ -141,14 +141,14 @@ async def test_a_run_with_crashes_asks_every_round_once_and_keeps_the_lag(
 
 
 def test_a_failed_task_is_not_asked_again_when_no_step_would_take_its_group():
-    recording = Recording()
-    config = settings(recording, ask_again_every=1, select=1, max_lag=1)
+    recording, steps = Recording(), 80
+    config = settings(recording, steps, ask_again_every=1, select=1, max_lag=1)
     run = Answered(config, recording)
-    for seen in run.play(STEPS - 2):
-        assert seen.step < STEPS
+    for seen in run.play(steps - 2):
+        assert seen.step < steps
     state, pipe = run.state, redis.Redis().pipeline()  # connects to nothing
     tx, policy = Transaction(state, Keys("answered"), pipe), get_policy("bapo")
-    state.counters.step = STEPS - 2
+    state.counters.step = steps - 2
     transitions.issue_tasks(config, state, tx, policy, Questions(QUESTIONS), None)
     [task] = [task for task in state.tasks.values() if task.kind == AGAIN]
 
@@ -158,7 +158,7 @@ def test_a_failed_task_is_not_asked_again_when_no_step_would_take_its_group():
 
     fails(0)
     assert state.tasks[task.id].attempt == 1, "the last step is still to come"
-    state.counters.step = STEPS - 1
+    state.counters.step = steps - 1
     fails(1)
     assert task.id not in state.tasks and state.counters.lost == 0
     pipe.reset()

@@ -60,7 +60,7 @@ def steps_of(policy: Policy, recording: Recording) -> Iterator[Played]:
     return play(build(sections | {"replay": SETTINGS}), policy, recording, STEPS)
 
 
-@pytest.mark.parametrize("boxed", [100, 80])
+@pytest.mark.parametrize("boxed", [pytest.param(100, marks=pytest.mark.slow), 80])
 def test_ingress_goes_by_the_answer_and_stays_alive_where_the_reward_would_dry_it_up(boxed: int):
     recording, ours = Graded(boxed), get_policy("headroom_drift")
     stored: set[str] = set()

@@ -75,8 +75,9 @@ class Run:
         return [int(id[1:]) for _, batch in self.learner.trained for id in batch.fresh]
 
 
-@pytest.mark.parametrize("max_lag", [0, 2])
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    ("every", "max_lag"), [(1, 0), (3, 2), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((1, 2), (3, 0)))]
+)
 async def test_a_server_that_went_back_in_time_costs_no_step_and_no_prompt(make_config, max_lag, every):
     config = make_config(run={"steps": 14}, replay={"max_lag": max_lag})
     run = Run(config, every)

@@ -36,7 +36,9 @@ def say(arguments: list[str], folder: Path, url: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("service", ["replay", "actor", "learner"])
+@pytest.mark.parametrize(
+    "service", ["replay", *(pytest.param(s, marks=pytest.mark.slow) for s in ("actor", "learner"))]
+)
 @pytest.mark.parametrize("server", ["away", "refuses"])
 def test_a_service_that_cannot_use_its_redis_names_it_without_the_password(
     service: str, server: str, tmp_path: Path, redis_server_url: str
