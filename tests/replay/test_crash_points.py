@@ -54,7 +54,7 @@ class Life:
         """What was trained, in order; the counts at the end; the payloads that are left."""
         replay = self._start(mortal(client_of(self.config.redis.url), self.death))
         others = [asyncio.create_task(self.learner.run()), asyncio.create_task(self.actor.run())]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (self.learner.finished and await self._quiet()):
                 if replay.done():
                     assert isinstance(_leaf(replay.exception()), Killed)
@@ -76,10 +76,39 @@ class Life:
         return not any([await self.client.xlen(stream) for stream in (self.keys.groups, self.keys.results)])
 
 
+def first_and_last(writes: list[str]) -> list[int]:
+    """Where in a life each kind of write comes for the first and for the last time, counted from 1."""
+    places = {write: [i for i, other in enumerate(writes, start=1) if other == write] for write in writes}
+    return sorted({place for found in places.values() for place in (found[0], found[-1])})
+
+
 def _leaf(error: BaseException | None) -> BaseException | None:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True], ids=["killed", "reply_lost"])
+async def test_with_groups_of_later_steps_here_nothing_is_lost_and_nothing_is_done_twice(
+    make_config, monkeypatch, lost
+):
+    """At max_lag 1: the same kinds of writes as at 0, in states that differ, so each is struck twice and not always."""
+    monkeypatch.setattr("services.replay.service.RETRY_S", 0.01)
+
+    def life(death: Death) -> Life:
+        replay = {"max_lag": 1, "select": 1, "capacity": 3, "scan_chunk": 1}
+        made = Life(make_config(run={"steps": STEPS}, learner={"batch": BATCH}, replay=replay), death)
+        made.actor.slots = 1  # groups arrive in the order of their tasks, so that steps take the same ones
+        return made
+
+    unharmed = Death(0)
+    batches, counters, left = await life(unharmed).trains()
+    taken = [id for batch in batches for id in batch.fresh]
+    assert len(taken) == len(set(taken)) == STEPS * BATCH and any(batch.replay for batch in batches)
+    for at in first_and_last(unharmed.writes):
+        death = Death(at, lost=lost)
+        assert await life(death).trains() == (batches, counters, left), f"{death.at}: {death.where}"
 
 
 # with policies that refill, ask again and keep prompts, so that those writes are struck too
