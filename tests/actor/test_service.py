@@ -152,6 +152,7 @@ class NeverAnswers(ScriptedEngine):
         return await asyncio.get_running_loop().create_future()
 
 
+@pytest.mark.slow
 async def test_a_hand_back_outlives_a_redis_that_is_slow_to_answer(client, config):
     version = Version(0, 0)
     notice = WeightsNotice(version=version, location="v", digest="", size=0, published=0.0, canary=[])
