@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from services.actor.engines.canary import BF16_MEAN, check_canary, mismatch, tolerance
 from services.actor.engines.engine import CanaryRefused
+from services.actor.engines.torch_model import TorchModel
 from services.learner.model.policy import load_policy
 from services.learner.weights import publish
 from shared.config import build
@@ -81,6 +82,15 @@ def another_head(model: Any) -> None:
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(torch.randn(head.weight.shape) * head.weight.float().std(), False)
     head.to(model.dtype)
+
+
+@torch.no_grad()
+def test_the_torch_engine_makes_its_logits_as_the_learner_does() -> None:
+    torch.manual_seed(0)
+    learner, engine = load_policy(MODEL, torch.bfloat16, CPU), TorchModel(MODEL, "cpu", torch.bfloat16)
+    canary = publish.canary_of(learner, publish.sampled_sequences(learner, 4, 32))
+    off = mismatch(canary, engine.score([c.tokens for c in canary], [c.start for c in canary]))
+    assert off is not None and off.worst < 1e-4  # one kernel for the attention, and nothing rounded after it
 
 
 def nothing(model: Any) -> None: ...

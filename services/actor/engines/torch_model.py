@@ -58,7 +58,8 @@ class TorchModel:
         mask = cache.window(first, begin, longest)
         positions = begin[:, None] + torch.arange(longest, device=self.device)
         last = torch.tensor([len(row) - 1 for row in new], device=self.device)
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        inputs |= {"past_key_values": cache, "use_cache": True}
         return self._logits(inputs, torch.arange(len(new), device=self.device), last)
 
     def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
@@ -66,8 +67,9 @@ class TorchModel:
         out: list[list[float]] = []
         for sequence, start in zip(sequences, starts, strict=True):
             ids = torch.tensor([list(sequence)], device=self.device)
-            logits = self.model(input_ids=ids, use_cache=False).logits[0, max(start, 1) - 1 : -1].float()
             chosen = ids[0, max(start, 1) :]
+            where = torch.arange(max(start, 1) - 1, ids.shape[1] - 1, device=self.device)
+            logits = self._logits({"input_ids": ids[:, :-1], "use_cache": False}, torch.zeros_like(where), where)
             out.append(logits.log_softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist())
         return out
 
@@ -98,10 +100,17 @@ class TorchModel:
         return parameters_of(self.model) if has_adapters(self.model) else self.model.state_dict(keep_vars=True)
 
     def _logits(self, inputs: dict[str, Any], rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        if self._short_head:
-            hidden = self.model.base_model(**inputs, use_cache=True).last_hidden_state
-            return self.model.get_output_embeddings()(hidden[rows, last]).float()
-        return self.model(**inputs, use_cache=True).logits[rows, last].float()
+        """Float32 at the places (rows, last), [places, V]: as the learner's, not rounded to the model's type."""
+        if not self._short_head:
+            return self.model(**inputs).logits[rows, last].float()
+        hidden, head = self.model.base_model(**inputs).last_hidden_state[rows, last], self.model.get_output_embeddings()
+        if hidden.dtype == torch.float32:
+            return head(hidden)
+        if hidden.is_cuda:
+            logits = torch.mm(hidden, head.weight.T, out_dtype=torch.float32)
+            return logits if head.bias is None else logits + head.bias
+        bias = None if head.bias is None else head.bias.float()
+        return torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)
 
     def _head_is_plain(self) -> bool:
         """Whether logits are head(last hidden state) and no more, so that only the needed rows are computed."""
