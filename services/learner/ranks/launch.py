@@ -46,7 +46,10 @@ def run_ranks(count: int, stop_s: float) -> int:
     ]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ranks[0].send_signal(signal.SIGTERM))
-    while not (ended := [rank for rank, process in enumerate(ranks) if process.poll() is not None]):
+    # one that leaves at the end may be quicker than rank 0, which told it to
+    while not (
+        ended := [n for n, process in enumerate(ranks) if process.poll() is not None and (process.returncode or not n)]
+    ):
         time.sleep(_LOOK_S)
     first = ended[0]
     status = ranks[first].returncode
