@@ -11,6 +11,7 @@ import torch
 
 from services.actor.engines.engine import CanaryRefused, Sampling
 from services.actor.engines.vllm_engine import VllmEngine
+from services.actor.heartbeat import resident_bytes
 from services.actor.transports.redis_chunks import RedisReceiver
 from services.actor.wire import Wire
 from services.learner.stop import Stop
@@ -83,6 +84,20 @@ async def test_the_same_seed_gives_the_same_tokens_and_another_others(engine):
     assert a.ids != c.ids
 
 
+async def test_a_stop_string_that_ends_inside_a_token_ends_the_turn_with_that_token(engine, model_dir, full_logprobs):
+    stops, decode = ("</sea", "> </ans", "itl"), engine._codec.decode
+    prompt = [3, 20, 2, 4]
+    got = await asyncio.gather(*(engine.generate(prompt, Sampling(1.0, 90, 300 + i, stops)) for i in range(64)))
+    stopped = [g for g in got if g.finish == "stop"]
+    assert len(stopped) > 3
+    for g in got:
+        assert not any(s in decode(g.ids[:-1]) for s in stops), "nothing comes behind it"
+        assert any(s in decode(g.ids) for s in stops) == (g.finish == "stop")
+        assert len(g.logprobs) == len(g.ids) == sum(count for count, _ in g.version_runs)
+        assert np.abs(gap(model_dir, prompt, g, full_logprobs)).max() < 1e-4
+    assert {decode(g.ids[-1:]) for g in stopped} <= {"</search>", "</answer>", "Title"}, "whole tokens"
+
+
 async def test_prompts_that_do_not_fit_one_forward_together_wait_their_turn(engine):
     prompts = [[3, *(14 + (i + at) % 26 for at in range(300)), 4] for i in range(24)]
     assert sum(map(len, prompts)) > 3 * 2048  # tokens of one forward on a CPU
@@ -122,6 +137,17 @@ async def test_a_swap_during_eight_requests_loses_none_and_labels_every_token_ri
     assert both > 0
     after = await engine.generate([3, 20, 2, 4], Sampling(1.0, 60, 9))
     assert np.abs(gap(directory, [3, 20, 2, 4], after, full_logprobs)).max() < 1e-4
+
+
+async def test_swaps_under_load_leave_no_memory_behind(engine, publish):
+    two = [publish(10 + seed, seed=seed) for seed in (1, 2)]
+    used: list[int] = []
+    for swap in range(40):
+        running = [asyncio.ensure_future(engine.generate([3, 20 + i, 2, 4], Sampling(1.0, 60, i))) for i in range(8)]
+        await engine.swap(*two[swap % 2])
+        await asyncio.gather(*running)
+        used.append(resident_bytes())
+    assert used[-1] - used[9] < 32 * 2**20, "measured: 3 MiB; by then the kernels of these shapes are compiled"
 
 
 async def test_a_wrong_file_is_refused_and_running_requests_go_on_under_the_old_weights(engine, publish, full_logprobs):
