@@ -1,0 +1,20 @@
+"""What vLLM is started with, where no engine is needed to see it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.actor.engines.vllm_setup import engine_arguments
+from shared.config import Config
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_cpu", "unrounded"),
+    [("auto", False, True), ("bfloat16", False, True), ("float32", False, False), ("bfloat16", True, False)],
+)
+def test_on_a_gpu_logits_are_not_rounded_to_bfloat16(
+    make_config: Callable[..., Config], model_dir: Path, dtype: str, on_cpu: bool, unrounded: bool
+) -> None:
+    arguments = engine_arguments(make_config(model={"path": str(model_dir), "dtype": dtype}), model_dir, on_cpu)
+    assert arguments.get("hf_overrides") == ({"head_dtype": "float32"} if unrounded else None)
