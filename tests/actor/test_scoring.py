@@ -9,7 +9,9 @@ import pytest
 from services.actor import scoring
 from services.actor.rollout import Rollout
 from services.actor.scoring import score_rollouts
+from services.actor.verdicts import answered
 from shared.config import build
+from shared.evaluation.records import Question
 from shared.messages import FINISHED
 from shared.rewards import Scored
 from shared.rewards.own import Asked
@@ -61,3 +63,29 @@ async def test_a_reward_that_fails_leaves_its_rollout_unscored_and_the_others_sc
         _over.set()
     assert [s.reward for s in scores] == [1.0, None, 0.0]
     assert [s.correct for s in scores] == [True, False, False]
+
+
+OWN = """
+def score(text, ground_truth, question, data_source, extra):
+    if text == "bad":
+        raise ValueError("of the reward")
+    return {"reward": len(text) / 10 + extra["bonus"], "correct": text in ground_truth and question == "which?"}
+"""
+
+
+@pytest.mark.slow
+async def test_a_function_of_one_s_own_scores_training_and_evaluations(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = build({"reward": {"function": f"{tmp_path / 'own.py'}:score"}})
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "which?"}]
+    rollouts = [wrote("right"), wrote("bad"), wrote("no")]
+    asked = Asked.of(messages, ["right"], "set", '{"bonus": 1}')
+    scores = await score_rollouts(rollouts, asked, config, time.monotonic() + 30)
+    assert [s.reward for s in scores] == [1.5, None, 1.2]
+    assert [s.correct for s in scores] == [True, False, False]
+
+    question = Question(
+        number=0, source="set", index=0, id="q", messages=messages, ground_truth=["right"], extra='{"bonus": 0}'
+    )
+    found = await answered(question, rollouts, config, texts=0)
+    assert (found.scores, found.correct, found.f1) == ([0.5, None, 0.2], [True, False, False], [])
