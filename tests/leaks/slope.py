@@ -7,6 +7,8 @@ import numpy as np
 HOUR_S = 3600.0
 SIGMAS = 3.0  # neighbouring measurements resemble each other, so the error is too small: this is lenient on purpose
 
+BLURRED = 3.0
+
 
 @dataclass
 class Series:
@@ -36,6 +38,11 @@ def fit(series: Series) -> tuple[float, float]:
     slope = float(t @ (y - y.mean()) / (t @ t))
     left = y - y.mean() - slope * t
     return slope, float(np.sqrt(left @ left / (len(y) - 2) / (t @ t)))
+
+
+def is_blurred(error: float, allowed: float) -> bool:
+    """Whether even a slope of several times what is allowed could hide in the error: then nothing is known."""
+    return SIGMAS * error > BLURRED * allowed
 
 
 def grows(slope: float, error: float, allowed: float) -> bool:
