@@ -134,3 +134,9 @@ def test_a_clip_range_that_is_set_stays(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text(config.load(None, ["--learner.loss", "dapo"], {}).to_toml())
     assert config.load(file, ["--learner.loss", "gspo"], {}).learner.clip_high == 0.28  # it was in the file
+
+
+def test_any_character_of_a_setting_comes_back_from_its_toml(tmp_path):
+    strange = "".join(map(chr, range(1, 0x80))) + "\x85\u2028"
+    (tmp_path / "run.toml").write_text(config.load(None, ["--data.train", f"x{strange}"], {}).to_toml())
+    assert config.load(tmp_path / "run.toml", [], {}).data.train == f"x{strange}"
