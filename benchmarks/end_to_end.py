@@ -1,10 +1,10 @@
-"""Bytes per second from an actor through Redis and replay into a learner, against one loopback TCP connection.
+"""Bytes per second from an actor through Redis and replay into a learner, against loopback TCP and against Redis alone.
 
     python -m benchmarks.end_to_end [--batches 12] [--batch 64] [--size 144000] [--repetitions 5]
 
 The learner's store reads and checks every payload. Batches follow one another at lag 1: the clock runs from the first
 group that is stored to the last batch that is trained. A byte of payload crosses a socket twice and three processes
-handle it, on as many cores as there are.
+handle it, on as many cores as there are. Redis alone: one client that sets as many bytes and reads them again.
 """
 
 import asyncio
@@ -14,21 +14,23 @@ from multiprocessing import get_context
 
 from benchmarks.figure import Figure, run_alone, say
 from benchmarks.passing import POLL_S, Actor, passing
+from shared.streams import TOGETHER
 
 PIECE = 2**20
 
 
 def measure(*, batches: int = 12, batch: int = 64, size: int = 144_000, repetitions: int = 5) -> list[Figure]:
     """A batch to warm up, then `batches` of them per repetition, and as many bytes through a plain socket."""
-    ours, raw = asyncio.run(_measure(batches, batch, size, repetitions))
+    ours, raw, alone = asyncio.run(_measure(batches, batch, size, repetitions))
     note = f"{batches} batches of {batch} groups of {size / 1000:.0f} KB"
     return [
-        Figure(name="end to end", unit="MB/s", ours=ours, peer=raw, against="loopback TCP", at_least=0.15, note=note)
+        Figure(name="end to end", unit="MB/s", ours=ours, peer=raw, against="loopback TCP", at_least=0.15, note=note),
+        Figure(name="end to end, of Redis alone", unit="MB/s", ours=ours, peer=alone, against="SET + MGET"),
     ]
 
 
-async def _measure(batches: int, batch: int, size: int, repetitions: int) -> tuple[list[float], list[float]]:
-    ours, raw = [], []
+async def _measure(batches: int, batch: int, size: int, repetitions: int) -> tuple[list[float], ...]:
+    ours, raw, alone = [], [], []
     async with passing(batch, batches * (repetitions + 1) + 2, size, fetch=True) as actor:
         await _batches(actor, 1, batch)
         for i in range(repetitions):
@@ -36,13 +38,16 @@ async def _measure(batches: int, batch: int, size: int, repetitions: int) -> tup
             sent = await _batches(actor, batches, batch)
             ours.append(sent / (time.perf_counter() - began) / 1e6)
             raw.append(loopback(sent))
-            say(f"repetition {i + 1} of {repetitions}: {ours[-1]:.0f} of {raw[-1]:.0f} MB/s")
-    return ours, raw
+            alone.append(await _set_and_get(actor, batches * batch, size))
+            say(
+                f"repetition {i + 1} of {repetitions}: {ours[-1]:.0f} of {raw[-1]:.0f}, Redis alone {alone[-1]:.0f} MB/s"
+            )
+    return ours, raw, alone
 
 
 async def _batches(actor: Actor, count: int, batch: int) -> int:
-    """Store so many batches, 16 groups at once, and wait until they are trained; the bytes of their payloads."""
-    room, sent, running = asyncio.Semaphore(16), 0, set[asyncio.Task[int]]()
+    """Store so many batches, TOGETHER groups at once, and wait until they are trained; the bytes of their payloads."""
+    room, sent, running = asyncio.Semaphore(TOGETHER), 0, set[asyncio.Task[int]]()
     for _ in range(count * batch):
         await room.acquire()
         (entry,) = await actor.tasks(1)
@@ -53,6 +58,19 @@ async def _batches(actor: Actor, count: int, batch: int) -> int:
     while await actor.open_groups():  # noqa: ASYNC110  other processes train them
         await asyncio.sleep(POLL_S)
     return sent
+
+
+async def _set_and_get(actor: Actor, count: int, size: int) -> float:
+    """MB/s of so many values of `size` bytes, TOGETHER of them written and read at a time."""
+    client, names, value = actor.wire.client, [f"alone:{i}" for i in range(TOGETHER)], bytes(size)
+    began = time.perf_counter()
+    for _ in range(count // TOGETHER):
+        pipe = client.pipeline(transaction=False)
+        for name in names:
+            pipe.set(name, value)
+        await pipe.execute()
+        await client.mget(names)
+    return count // TOGETHER * TOGETHER * size / (time.perf_counter() - began) / 1e6
 
 
 def loopback(size: int) -> float:
