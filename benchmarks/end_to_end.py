@@ -39,9 +39,8 @@ async def _measure(batches: int, batch: int, size: int, repetitions: int) -> tup
             ours.append(sent / (time.perf_counter() - began) / 1e6)
             raw.append(loopback(sent))
             alone.append(await _set_and_get(actor, batches * batch, size))
-            say(
-                f"repetition {i + 1} of {repetitions}: {ours[-1]:.0f} of {raw[-1]:.0f}, Redis alone {alone[-1]:.0f} MB/s"
-            )
+            figures = ours[-1], raw[-1], alone[-1]
+            say("repetition {} of {}: {:.0f} of {:.0f}, Redis alone {:.0f} MB/s".format(i + 1, repetitions, *figures))
     return ours, raw, alone
 
 
