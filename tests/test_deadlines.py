@@ -79,6 +79,10 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "nothing to generate; `close` sends the end",
     # an answer of the engine: actor/heartbeat.py watches its progress and ends an actor whose engine has stopped
     (
+        "services/actor/engines/torch_engine.py:TorchEngine.swap",
+        "asyncio.to_thread(self._loaded[0].read, directory)",
+    ): "a swap has weights.swap_timeout_s",
+    (
         "services/actor/engines/torch_engine.py:TorchEngine.generate",
         "await future",
     ): "watch_engine; and the group's deadline cancels it",
@@ -143,7 +147,8 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "its size was told",
     (
         "services/learner/ranks/launch.py:run_ranks",
-        "while not (ended := [rank for rank, process in enumerate(ranks) if process.poll() is not None])",
+        "while not (ended := [n for n, process in enumerate(ranks) if process.poll() is not None and "
+        "(process.returncode or not n)])",
     ): "the learner lasts as long as its ranks; one that hangs ends another by PATIENCE",
     ("cli/chaos/proxy.py:Link._pump", "while (data := (await reader.read(CHUNK)))"): "`cut` and `close` end it",
     ("cli/chaos/session.py:ChaosSession._until", "while not condition()"): "a watcher; the session stops it",
