@@ -85,7 +85,8 @@ def test_an_empty_data_set(refusal: Refusal, tmp_path: Path) -> None:
 
 
 def test_an_unknown_key(refusal: Refusal) -> None:
-    assert "unknown key 'learner.learning_rate'; did you mean" in refusal(learner={"learning_rate": 1})
+    assert "unknown key 'learner.batches'; did you mean 'learner.batch'" in refusal(learner={"batches": 1})
+    assert "here it is learner.lr" in refusal(learner={"learning_rate": 1})
 
 
 def test_a_missing_corpus(refusal: Refusal) -> None:

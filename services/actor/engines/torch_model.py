@@ -86,7 +86,8 @@ class TorchModel:
         for name, value in state.items():
             if value.shape != ours[name].shape:
                 raise CanaryRefused(f"{name} has shape {tuple(value.shape)}, the model's is {tuple(ours[name].shape)}")
-        return {name: value.to(self.device, ours[name].dtype, copy=True) for name, value in state.items()}
+        with torch.inference_mode():  # as those were made that they take the place of
+            return {name: value.to(self.device, ours[name].dtype, copy=True) for name, value in state.items()}
 
     def exchange(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Compute with these tensors, which nothing copies; returns those they take the place of."""
