@@ -68,14 +68,16 @@ async def check_swaps_in_flight(engine: Any, publish_adapters: Publish) -> None:
     """Version after version under eight requests: none is lost, every token is of the version on its label."""
     models = {}
     prompts = [[3, 20 + i, 2, 4] for i in range(8)]
-    notice, folder, models[Version(0, 0)] = publish_adapters(0, seed=1)
-    await engine.swap(notice, folder)
+    # made before, since a slow disk outlasts the requests
+    published = [publish_adapters(number, seed=1 + number) for number in range(3)]
+    for notice, _, model in published:
+        models[notice.version] = model
+    await engine.swap(*published[0][:2])
     running = [asyncio.ensure_future(engine.generate(p, Sampling(1.0, 380, i))) for i, p in enumerate(prompts)]
-    for number in (1, 2):
+    for notice, folder, _ in published[1:]:
         before = engine.progress
         while engine.progress < before + 8 and not all(r.done() for r in running):
             await asyncio.sleep(0.001)
-        notice, folder, models[Version(0, number)] = publish_adapters(number, seed=1 + number)
         assert await engine.swap(notice, folder) < 5
     got = await asyncio.gather(*running)
     seen = set()
