@@ -16,6 +16,7 @@ from services.actor.engines.torch_attention import NAME as GROUPED
 from services.actor.engines.torch_cache import SlotCache
 from shared.adapters import add_adapters, has_adapters, parameters_of
 from shared.errors import UserError
+from shared.logits import float32_logits
 from shared.model_files import NO_CODE
 from shared.settings import Learner
 
@@ -105,13 +106,7 @@ class TorchModel:
         if not self._short_head:
             return self.model(**inputs).logits[rows, last].float()
         hidden, head = self.model.base_model(**inputs).last_hidden_state[rows, last], self.model.get_output_embeddings()
-        if hidden.dtype == torch.float32:
-            return head(hidden)
-        if hidden.is_cuda:
-            logits = torch.mm(hidden, head.weight.T, out_dtype=torch.float32)
-            return logits if head.bias is None else logits + head.bias
-        bias = None if head.bias is None else head.bias.float()
-        return torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)
+        return float32_logits(hidden, head.weight, head.bias)
 
     def _head_is_plain(self) -> bool:
         """Whether logits are head(last hidden state) and no more, so that only the needed rows are computed."""

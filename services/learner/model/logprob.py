@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from shared.logits import float32_logits
+
 LOGITS_AT_ONCE = 2**25  # tokens x vocabulary in one chunk: 128 MiB in float32
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -81,11 +83,7 @@ def _cast(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    if weight.dtype in _HALVES and states.is_cuda:  # added up in float32 without a float32 copy of the weight
-        logits = torch.mm(states, weight.T, out_dtype=torch.float32)
-        return (logits if bias is None else logits.add_(bias)).div_(temperature)
-    bias = None if bias is None else bias.float()
-    return torch.nn.functional.linear(states.float(), weight.float(), bias).div_(temperature)
+    return float32_logits(states, weight, bias).div_(temperature)
 
 
 def _score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
