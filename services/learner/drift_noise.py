@@ -4,7 +4,7 @@ otherwise (docs/method.md, section 5). In bfloat16 it is not far below the gate;
 
 from collections.abc import Iterable
 
-from services.learner.engine_gap import limit
+from services.learner.engine_gap import reached
 from shared.messages import Record
 from shared.settings import Replay
 
@@ -33,11 +33,10 @@ class Noise:
 
 
 def warning(replay: Replay, noise: float) -> str | None:
-    """What to tell of noise near the gate; None where it is not, or nothing is replayed."""
-    if replay.policy == "none" or not noise >= limit(replay) > 0:
+    """What to tell of noise near the gate."""
+    if not (limit_reached := reached(replay, noise)):
         return None
-    tau = "replay.tau" if replay.drift == "l2" else "replay.tau^2"
     return (
-        f"the same tokens scored twice, cut otherwise, differ by a Drift of {noise:.2e}, and {tau} / 10 is "
-        f"{limit(replay):.2e}: rounding alone eats into the gate. A wider replay.tau or model.dtype = 'float32' helps."
+        f"the same tokens scored twice, cut otherwise, differ by a Drift of {noise:.2e}, and {limit_reached}: "
+        "rounding alone eats into the gate. A wider replay.tau or model.dtype = 'float32' helps."
     )

@@ -10,12 +10,19 @@ def limit(replay: Replay) -> float:
     return OF_TAU * (replay.tau if replay.drift == "l2" else replay.tau**2)
 
 
-def warning(replay: Replay, gap: float) -> str | None:
-    """What to tell of a gap that is too wide; None where it is not, or nothing is replayed."""
-    if replay.policy == "none" or not gap >= limit(replay) > 0:
+def reached(replay: Replay, squares: float) -> str | None:
+    """The limit in words, where a mean of squares has reached it; None where it has not, or nothing is replayed."""
+    if replay.policy == "none" or not squares >= limit(replay) > 0:
         return None
     tau = "replay.tau" if replay.drift == "l2" else "replay.tau^2"
+    return f"{tau} / 10 is {limit(replay):.2e}"
+
+
+def warning(replay: Replay, gap: float) -> str | None:
+    """What to tell of a gap that is too wide."""
+    if not (limit_reached := reached(replay, gap)):
+        return None
     return (
-        f"the engine gap is {gap:.2e}, and {tau} / 10 is {limit(replay):.2e}: "
+        f"the engine gap is {gap:.2e}, and {limit_reached}: "
         "the difference between engine and trainer alone would eat into the gate."
     )
