@@ -60,16 +60,17 @@ async def _batches(actor: Actor, count: int, batch: int) -> int:
 
 
 async def _set_and_get(actor: Actor, count: int, size: int) -> float:
-    """MB/s of so many values of `size` bytes, TOGETHER of them written and read at a time."""
-    client, names, value = actor.wire.client, [f"alone:{i}" for i in range(TOGETHER)], bytes(size)
+    """MB/s of so many values of `size` bytes, TOGETHER of them, at most, written and read at a time."""
+    client, value = actor.wire.client, bytes(size)
     began = time.perf_counter()
-    for _ in range(count // TOGETHER):
+    for at in range(0, count, TOGETHER):
+        names = [f"alone:{i}" for i in range(min(TOGETHER, count - at))]
         pipe = client.pipeline(transaction=False)
         for name in names:
             pipe.set(name, value)
         await pipe.execute()
         await client.mget(names)
-    return count // TOGETHER * TOGETHER * size / (time.perf_counter() - began) / 1e6
+    return count * size / (time.perf_counter() - began) / 1e6
 
 
 def loopback(size: int) -> float:

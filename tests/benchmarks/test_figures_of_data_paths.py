@@ -35,7 +35,7 @@ def test_store() -> None:
 def test_end_to_end() -> None:
     from benchmarks.end_to_end import measure
 
-    assert are_numbers(measure(batches=1, batch=4, size=2000, repetitions=1), 1)
+    assert are_numbers(measure(batches=1, batch=4, size=2000, repetitions=1), 2)
 
 
 @pytest.mark.e2e
