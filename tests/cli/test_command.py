@@ -89,7 +89,7 @@ def test_the_pretrained_example_is_sound_with_files_of_ones_own(
     corpus = tmp_path / "passages.jsonl"
     corpus.write_text('{"id": "0", "contents": "\\"Weir\\"\\nA weir is a low dam."}\n')
     words = ["--data.train", str(data_file), "--data.eval", str(data_file), "--search.corpus", str(corpus)]
-    words += ["--model.path", str(model_dir), "--replay.port", "0", "--search.port", "0"]
+    words += ["--model.path", str(model_dir), "--replay.port", "0", "--search.port", "0", "--run.root", str(tmp_path)]
     assert main(["up", str(EXAMPLES / "smollm2-search.toml"), *words, "--dry-run"]) == 0
     said = capsys.readouterr().out
     settings = tomllib.loads(said)
