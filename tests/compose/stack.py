@@ -93,11 +93,11 @@ class Stack:
         return self.health().get("step", -1)
 
     def actors(self) -> dict[str, int]:
-        """The actors that report themselves as running, by id, and the step of the weights each generates with."""
+        """The actors that generate, by id, and the step of the weights of each; a newcomer has none yet."""
         ids = self.redis("SMEMBERS", f"headrace:{{{RUN}}}:actors").split()
         told = [self.redis("GET", f"headrace:{{{RUN}}}:actor:{id}") for id in ids]
         beats = {id: json.loads(beat) for id, beat in zip(ids, told, strict=True) if beat}
-        return {id: beat["version"][1] for id, beat in beats.items() if beat["state"] == "running"}
+        return {id: beat["version"][1] for id, beat in beats.items() if beat["version"] is not None}
 
     def handed_back(self) -> list[tuple[str, int]]:
         """Tasks that are with an actor that reports no more: its name, and for how many ms it has not renewed them."""
