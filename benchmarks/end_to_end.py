@@ -14,7 +14,7 @@ from multiprocessing import get_context
 
 from benchmarks.figure import Figure, run_alone, say
 from benchmarks.passing import POLL_S, Actor, passing
-from shared.streams import TOGETHER
+from shared.group_store import TOGETHER
 
 PIECE = 2**20
 

@@ -19,10 +19,11 @@ from benchmarks.scratch import replay_process, scratch_redis
 from services.actor.wire import Wire
 from shared import messages, streams
 from shared.config import Config, build
+from shared.group_store import GroupStore
 from shared.messages import Batch, Checkpointed, Finish, GroupHeader, Hello, Record, Sync, Task, Trained, WeightsNotice
 from shared.payload import Payload, encode_payload
 from shared.redis_client import connect
-from shared.streams import ACTORS, LEARNER, Entry, GroupStore, Inbox, Keys, SyncInbox
+from shared.streams import ACTORS, LEARNER, Entry, Inbox, Keys, SyncInbox
 from shared.versions import Version
 
 ROLLOUTS = 8

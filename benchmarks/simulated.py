@@ -23,6 +23,7 @@ from shared import events, messages, streams
 from shared.advantages import group_advantages
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config, build
+from shared.group_store import GroupStore
 from shared.messages import (
     FINISHED,
     Batch,
@@ -39,7 +40,7 @@ from shared.messages import (
 )
 from shared.payload import Payload, decode_payload, encode_payload
 from shared.redis_client import connect_async
-from shared.streams import ACTORS, LEARNER, GroupStore, Inbox, Keys
+from shared.streams import ACTORS, LEARNER, Inbox, Keys
 from shared.versions import Version
 
 PROMPT = np.arange(32, dtype=np.int32)

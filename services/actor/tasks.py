@@ -24,9 +24,10 @@ from shared import streams
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
+from shared.group_store import GroupStore
 from shared.messages import Malformed, Task, decode, encode
 from shared.payload import encode_payload
-from shared.streams import ACTORS, Entry, GroupStore, Inbox
+from shared.streams import ACTORS, Entry, Inbox
 from shared.versions import Version
 
 log = logging.getLogger("headrace")

@@ -12,8 +12,8 @@ from cli.run.redis_binary import find_redis_binary
 from services.actor.wire import Wire
 from shared import events
 from shared.config import build
+from shared.group_store import GroupStore
 from shared.outage import WHAT_TO_DO
-from shared.streams import GroupStore
 
 
 @pytest.fixture

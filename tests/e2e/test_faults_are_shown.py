@@ -32,10 +32,10 @@ from services.replay.service import Replay
 from shared import redis_client, streams
 from shared.cancellation import stop
 from shared.config import Config, build
+from shared.group_store import GroupStore
 from shared.http_server import listen, serve_http
 from shared.messages import WeightsNotice, encode
 from shared.redis_client import connect, connect_async, wait_until_up
-from shared.streams import GroupStore
 from shared.versions import Version
 from tests.actor.running import KEYS, ActorThread, free_port, make_task, send
 from tests.actor.scripted_engine import ScriptedEngine

@@ -14,6 +14,7 @@ import redis.asyncio
 from shared import messages, streams
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
+from shared.group_store import GroupStore
 from shared.messages import (
     Batch,
     Checkpointed,
@@ -29,7 +30,7 @@ from shared.messages import (
 )
 from shared.prompts import Example
 from shared.redis_client import SHORT_SHARE, connect_async, is_full
-from shared.streams import ACTORS, LEARNER, GroupStore, Inbox, Keys
+from shared.streams import ACTORS, LEARNER, Inbox, Keys
 from shared.versions import Version
 
 _closers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[None]]] = WeakKeyDictionary()

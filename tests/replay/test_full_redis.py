@@ -9,8 +9,9 @@ from redis.exceptions import OutOfMemoryError
 
 from services.replay.tasks import train_task
 from shared import streams
+from shared.group_store import GroupStore
 from shared.messages import encode
-from shared.streams import ACTORS, GroupStore, Inbox, Keys
+from shared.streams import ACTORS, Inbox, Keys
 from shared.versions import Version
 from tests.replay.peers import Questions, client_of, header_for
 from tests.replay.test_resync import Run

@@ -13,8 +13,9 @@ import redis
 from cli.chaos.session import IGNORE_XFSZ
 from cli.run import local_redis
 from shared import streams
+from shared.group_store import GroupStore
 from shared.redis_client import connect, connect_async, is_full, is_short_of_disk, wait_until_up
-from shared.streams import GroupStore, Inbox, Keys
+from shared.streams import Inbox, Keys
 
 KEYS = Keys("disk")
 

@@ -5,8 +5,9 @@ import asyncio
 import pytest_asyncio
 
 from shared import streams
+from shared.group_store import GroupStore
 from shared.redis_client import connect_async
-from shared.streams import GroupStore, Inbox, Keys
+from shared.streams import Inbox, Keys
 
 
 @pytest_asyncio.fixture
