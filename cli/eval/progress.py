@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from cli.eval.judged import judged
 from cli.run.progress import clock
 from shared.evaluation.records import Answered
 
@@ -56,7 +57,7 @@ class Progress:
             self._phase = "answering"
             self._first = self._first or (now, done)
         changed, self._done = done != self._done, done
-        for score in (score for answered in new for score in answered.scores if score is not None):
+        for score in (score for answered in map(judged, new) for score in answered.scores if score is not None):
             self._sum, self._scored = self._sum + score, self._scored + 1
         so_far = f"mean so far {100 * self._sum / self._scored:.1f} %" if self._scored else ""
         left = self._left(now)

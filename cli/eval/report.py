@@ -1,7 +1,7 @@
 """Answers to figures: metrics per source, macro and weighted, with intervals; as plain data and as a table.
 
-Only samples that could be scored count. A question with fewer of them than k says nothing about k: it is left out of
-the metrics at that k and counted as incomplete.
+Every sample counts but those that say nothing of the model (`cli.eval.judged`). A question with fewer that count than k
+says nothing about k: it is left out of the metrics at that k and counted as incomplete.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cli.eval.judged import counted_wrong, judged, left_out
 from shared.evaluation.intervals import METHOD, Means, means
 from shared.evaluation.metrics import best_at_k, majority_at_k, mean_at_k, pass_at_k
 from shared.evaluation.records import Answered, Job
@@ -21,6 +22,10 @@ from shared.latency import spoken
 from shared.messages import TIMED_OUT, TRUNCATED
 
 TIES = "between answers with equally many votes the one given first wins; a sample without an answer does not vote"
+UNSCORED = (
+    "a sample that ran out of time, or whose answer could not be scored, counts as wrong; only where the environment "
+    "did not answer, or the reward function returned None, is it left out"
+)
 
 
 def report(job: Job, answers: Sequence[Answered], k: Sequence[int], settings: Mapping[str, object]) -> dict[str, Any]:
@@ -41,6 +46,7 @@ def report(job: Job, answers: Sequence[Answered], k: Sequence[int], settings: Ma
         "seed": job.seed,
         "interval": METHOD,
         "majority_ties": TIES,
+        "without_a_score": UNSCORED,
         "settings": dict(settings),
         "sources": {
             source: {
@@ -58,7 +64,7 @@ Metric = Callable[[Answered, list[int]], float]
 
 
 def _metrics(job: Job, k: Sequence[int], answers: Sequence[Answered]) -> dict[str, tuple[int, Metric]]:
-    """Each metric's name, how many scored samples it needs, and its value for a question and its scored samples."""
+    """Each metric's name, how many samples it needs, and its value for a question and its samples that count."""
     named: dict[str, tuple[int, Metric]] = {f"mean@{job.samples}": (1, lambda a, s: mean_at_k(_at(a.scores, s)))}
     for many in k:
         named[f"best@{many}"] = (many, lambda a, s, many=many: best_at_k(_at(a.scores, s), many))
@@ -80,7 +86,7 @@ def _means(sources: Mapping[str, Sequence[Answered]], need: int, metric: Metric)
     """None where no question has samples enough."""
     values: dict[str, list[float]] = {}
     for source, group in sources.items():
-        scored = [(a, [i for i, score in enumerate(a.scores) if score is not None]) for a in group]
+        scored = [(a, [i for i, score in enumerate(a.scores) if score is not None]) for a in map(judged, group)]
         column = [metric(a, s) for a, s in scored if len(s) >= need]
         if column:
             values[source] = column
@@ -98,8 +104,9 @@ def _counts(group: Sequence[Answered]) -> dict[str, Any]:
         "truncated_samples": statuses.count(TRUNCATED),
         "timed_out_samples": statuses.count(TIMED_OUT),
         "given_up_samples": sum(given_up for a in group for given_up in a.given_up),
-        "incomplete": sum(any(score is None for score in a.scores) for a in group),
-        "unscored_samples": sum(score is None for a in group for score in a.scores),
+        "counted_wrong_samples": sum(wrong for a in group for wrong in counted_wrong(a)),
+        "left_out_samples": sum(out for a in group for out in left_out(a)),
+        "incomplete": sum(any(left_out(a)) for a in group),
         "answered_share": sum(answer is not None for a in group for answer in a.answers) / samples,
         "truncated_share": statuses.count(TRUNCATED) / samples,
         "tokens_mean": fmean(tokens for a in group for tokens in a.tokens),
@@ -166,17 +173,19 @@ def _notes(found: Mapping[str, Any]) -> list[Text]:
     env = found["settings"].get("env", {})
     if env.get("kind") == "search":
         notes.append(Text(f"In its environment {spoken(env['latency'])}.", "dim"))
-    rows = found["sources"].values()
-    lost = sum(row["unscored_samples"] for row in rows)
-    if lost:
-        incomplete = sum(row["incomplete"] for row in rows)
-        notes.append(
-            Text(
-                f"{lost} samples of {incomplete} questions could not be scored; such a question is left out of the "
-                "metrics that need more samples than it has.",
-                "yellow",
-            )
+    wrong, out, incomplete = (
+        sum(row[name] for row in found["sources"].values())
+        for name in ("counted_wrong_samples", "left_out_samples", "incomplete")
+    )
+    if wrong:
+        said = f"{wrong:,} samples ran out of time, or their answers could not be scored: they count as wrong."
+        notes.append(Text(said, "yellow"))
+    if out:
+        said = (
+            f"{out:,} samples of {incomplete:,} questions are left out: the environment did not answer, or the reward "
+            "function returned None. Such a question is in no metric that needs more samples than it has left."
         )
+        notes.append(Text(said, "yellow"))
     return notes
 
 

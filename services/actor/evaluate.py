@@ -2,7 +2,7 @@
 
 A process of its own beside any training: it loads one version of the weights and never changes it. It plays the same
 rollouts as an actor does, against the same retriever, and differs in what a sample that cannot be scored means: here
-it is tried again with another seed, since nobody waits for it. Started again, it goes on with what is not answered.
+it is tried again, since nobody waits for it. Started again, it goes on with what is not answered.
 
     questions x n samples, in order -> as many at once as an actor would run -> a question's last sample
     -> scored -> one line of answers.jsonl
@@ -95,11 +95,14 @@ class Evaluation:
                 group.create_task(self._file(asked))  # mathematics may wait; the row goes on
 
     async def _play(self, asked: Asked, sample: int) -> Rollout:
-        """One sample, tried again while it cannot be scored."""
-        rollout = Rollout()
-        for attempt in range(ATTEMPTS):
+        """One sample, tried again while it cannot be scored: with another seed where the environment failed, since it
+        may never answer the same query, and with the same one where time ran out, since another draw would be a
+        shorter answer in place of a long one.
+        """
+        rollout, draw = Rollout(), 0
+        for _ in range(ATTEMPTS):
             rollout = Rollout()
-            seed = self._seed(asked.question, sample, attempt)
+            seed = self._seed(asked.question, sample, draw)
             try:
                 async with asyncio.timeout(PATIENCE * self.config.rollout.deadline_s):
                     await self.player.play(rollout, asked.prompt, self.job.temperature, seed)
@@ -108,6 +111,7 @@ class Evaluation:
             if rollout.scored:
                 self._env_failed = 0
                 break
+            draw += rollout.status == ENV_FAILED
             self._watch_environment(rollout)
         return rollout
 
@@ -120,8 +124,8 @@ class Evaluation:
                 "then repeat the command; what is answered is kept."
             )
 
-    def _seed(self, question: Question, sample: int, attempt: int) -> Callable[[int], int]:
-        place = (self.job.seed, _SEED, zlib.crc32(question.source.encode()), question.index, sample, attempt)
+    def _seed(self, question: Question, sample: int, draw: int) -> Callable[[int], int]:
+        place = (self.job.seed, _SEED, zlib.crc32(question.source.encode()), question.index, sample, draw)
         return lambda turn: derive(*place, turn)
 
     async def _file(self, asked: Asked) -> None:

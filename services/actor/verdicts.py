@@ -40,6 +40,7 @@ async def answered(question: Question, rollouts: list[Rollout], config: Config, 
         statuses=[r.status for r in rollouts],
         tokens=[sum(r.mask) for r in rollouts],
         searches=[r.searches for r in rollouts],
+        abstained=[bool(s.parts.get("abstained")) for s in scores] if config.reward.function else [],
         given_up=[bool(s.parts.get("given_up")) for s in scores] if kind == "math" else [],
         texts=["".join(text for _, text in r.pieces) for r in rollouts] if question.index < texts else [],
     )

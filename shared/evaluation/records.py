@@ -55,6 +55,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     statuses: list[str]
     tokens: list[int]  # sampled
     searches: list[int]
+    abstained: list[bool] = []  # reward.function returned None: there is nothing to score
     given_up: list[bool] = []  # mathematics: comparing the answer took too long, so it counts as wrong
     texts: list[str] = []
 

@@ -46,7 +46,8 @@ class Asked:
 
 
 def score_own(reference: str, text: str, asked: Asked, timeout_s: float, patience_s: float | None = None) -> Scored:
-    """What the function says of a sampled text; unscored where no process was free within `patience_s` seconds.
+    """What the function says of a sampled text; unscored where no process was free within `patience_s` seconds, and
+    with the part "abstained" where the function itself returned None.
 
     Raises RewardFailed where there is no score, UserError where the function cannot be called at all.
     """
@@ -63,7 +64,7 @@ def score_own(reference: str, text: str, asked: Asked, timeout_s: float, patienc
         raise UserError(f"reward.function = '{reference}' ends the process that imports it: mend the file.") from None
     if "error" in answer:
         raise RewardFailed(answer["error"])
-    return Scored(answer["reward"], answer["correct"])
+    return Scored(answer["reward"], answer["correct"], {"abstained": 1.0} if answer["reward"] is None else {})
 
 
 def try_out(reference: str, row: "Example", timeout_s: float) -> None:

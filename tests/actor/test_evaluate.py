@@ -1,5 +1,6 @@
 """The evaluating process over a scripted engine: what is asked again, what is written, what its samples depend on."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.actor import evaluate
-from services.actor.engines.engine import Finish, Sampling
+from services.actor.engines.engine import Finish, Generation, Sampling
 from services.actor.evaluate import ATTEMPTS, serve
 from services.actor.observation import Document
 from services.actor.retrieval import RetrievalFailed, Retriever
@@ -17,7 +18,7 @@ from services.actor.text import Codec
 from shared.config import Config
 from shared.errors import UserError
 from shared.evaluation.records import Answered, AnswersFile, Job, Question, write_questions
-from shared.messages import ENV_FAILED, FINISHED, TRUNCATED
+from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, TRUNCATED
 from shared.rewards.own import Asked
 from tests.actor.scripted_engine import ScriptedEngine
 
@@ -152,6 +153,25 @@ async def test_a_sample_whose_environment_failed_is_tried_again(
     (answered,) = answers_of(tmp_path / "e")
     assert (answered.scores, answered.searches, answered.statuses) == ([1.0], [1], [FINISHED])
     assert len(set(calls)) == 2, "another seed"
+
+
+async def test_a_sample_that_ran_out_of_time_is_not_replaced_by_a_shorter_draw(
+    single: Config, model_dir: Path, tmp_path: Path
+):
+    class Slow(ScriptedEngine):
+        async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
+            said = await super().generate(ids, sampling)
+            await asyncio.Event().wait()
+            return said
+
+    config = single.model_copy(update={"rollout": single.rollout.model_copy(update={"deadline_s": 0.01})})
+    write_job(tmp_path / "e", [question(0)], samples=1)
+    engine = Slow(lambda ids, sampling: (Codec(model_dir).encode("b"), "eos"))
+    await serve(config, tmp_path / "e", engine)
+    (answered,) = answers_of(tmp_path / "e")
+    assert (answered.scores, answered.statuses) == ([None], [TIMED_OUT])
+    assert len(engine.asked) == ATTEMPTS
+    assert len({sampling.seed for _, sampling in engine.asked}) == 1
 
 
 async def test_a_retriever_that_is_gone_ends_it_with_a_sentence(

@@ -317,12 +317,34 @@ def test_figures_are_by_source_macro_and_weighted():
     assert found["weighted"]["mean@2"]["value"] == pytest.approx(0.5)
 
 
+def test_what_the_model_is_to_blame_for_counts_as_wrong_and_is_said_to():
+    late = replace(answered(0, "a", [True, None, None]), statuses=["finished", "timed_out", "finished"])
+    found = report(JOB, [late, answered(1, "a", [True, True, None])], [3], {})
+    row = found["sources"]["a"]
+    value = {name: estimate["value"] for name, estimate in row["metrics"].items()}
+    assert (value["mean@2"], value["f1"]) == (pytest.approx((1 / 3 + 1) / 2),) * 2
+    assert (value["best@3"], value["pass@3"]) == (1.0, 1.0), "of the question whose samples all count"
+    assert (row["counted_wrong_samples"], row["left_out_samples"], row["incomplete"]) == (2, 1, 1)
+    assert "counts as wrong" in found["without_a_score"]
+    with (console := Console(width=200)).capture() as said:
+        print_report(found, console)
+    assert "2 samples ran out of time, or their answers could not be scored: they count as wrong." in said.get()
+    assert "1 samples of 1 questions are left out" in said.get()
+
+
+def test_what_the_reward_function_will_not_score_is_left_out():
+    abstained = replace(answered(0, "a", [True, None, None]), statuses=["finished"] * 3, abstained=[False, True, False])
+    row = report(JOB, [abstained], [1], {})["sources"]["a"]
+    assert row["metrics"]["mean@2"]["value"] == 0.5
+    assert (row["counted_wrong_samples"], row["left_out_samples"]) == (1, 1)
+
+
 def test_a_question_without_samples_enough_is_left_out_and_counted():
     answers = [answered(0, "a", [True, None]), answered(1, "a", [False, False]), answered(2, "b", [None, None])]
     found = report(JOB, answers, [2], {})
     assert found["sources"]["a"]["metrics"]["best@2"]["value"] == 0.0
     assert found["sources"]["a"]["metrics"]["mean@2"]["value"] == 0.5
-    assert (found["sources"]["a"]["incomplete"], found["sources"]["b"]["unscored_samples"]) == (1, 2)
+    assert (found["sources"]["a"]["incomplete"], found["sources"]["b"]["left_out_samples"]) == (1, 2)
     assert found["sources"]["b"]["metrics"] == {}
 
 

@@ -88,6 +88,8 @@ def test_what_it_is_given_and_what_comes_back(rewards: Callable[[str], str]):
         assert (scored.reward, scored.correct) == (reward, reward == 1.0)
     with pytest.raises(RewardFailed, match="raised AssertionError"):
         score_own(rewards("everything"), "four", Asked(ground_truth=["4"]), 20)
+    abstained = score_own(rewards("unscored"), "four", ASKED, 20)
+    assert (abstained.reward, abstained.parts) == (None, {"abstained": 1.0})
 
 
 @pytest.mark.parametrize(
