@@ -14,7 +14,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from services.replay.buffer import Row
-from services.replay.state import Counters
+from services.replay.records import Counters
 from services.replay.window.actors import Actors
 from services.replay.window.history import History
 from shared import heartbeats

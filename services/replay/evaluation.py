@@ -5,7 +5,8 @@ last step, so these two see one version each; rounds between do not stop the tra
 At most AT_ONCE questions are out at a time, so that a round of any length costs a wake-up no more than a short one.
 """
 
-from services.replay.state import Outcome, State, Transaction
+from services.replay.records import Outcome
+from services.replay.state import State, Transaction
 from services.replay.tasks import eval_task
 from shared.config import Config
 from shared.messages import EVAL, GroupHeader, Task

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from services.replay.state import Counters
+from services.replay.records import Counters
 from shared.messages import TRUNCATED, GroupHeader
 
 

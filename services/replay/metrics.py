@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.replay.state import Composed, State
+from services.replay.records import Composed
+from services.replay.state import State
 from shared.messages import GroupHeader, Record
 from shared.metrics import RedisWait
 from shared.streams import Keys

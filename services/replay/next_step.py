@@ -10,9 +10,10 @@ from collections.abc import Callable
 from services.replay import again, transitions
 from services.replay.counterfactual import Counterfactual
 from services.replay.policies import Policy
+from services.replay.records import Composed
 from services.replay.rules import Moment
 from services.replay.selection import Selection, groups_wanted
-from services.replay.state import Composed, State, Transaction
+from services.replay.state import State, Transaction
 from shared.config import Config
 from shared.messages import Record, Scan, ScanResult
 from shared.seeds import derive

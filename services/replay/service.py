@@ -22,7 +22,8 @@ from services.replay import again, evaluation, refills, refused, resync, transit
 from services.replay.metrics import ReplayMetrics
 from services.replay.next_step import NextStep
 from services.replay.policies import get_policy
-from services.replay.state import Composed, State, Store, Superseded, Transaction
+from services.replay.records import Composed
+from services.replay.state import State, Store, Superseded, Transaction
 from services.replay.waits import waiting_for
 from services.replay.watch import Watch
 from shared import heartbeats, messages

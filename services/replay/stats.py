@@ -7,8 +7,9 @@ import numpy as np
 
 from services.replay import lengths
 from services.replay.buffer import Buffer, Row
+from services.replay.records import Composed
 from services.replay.selection import Selection
-from services.replay.state import Composed, State
+from services.replay.state import State
 from shared.config import Config
 from shared.messages import AGAIN, GroupHeader, Part, Record, Trained
 

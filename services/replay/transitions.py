@@ -15,10 +15,11 @@ from services.replay.adaptive import Gate
 from services.replay.admission import Fresh, choose_fresh, tasks_to_issue
 from services.replay.joins import join
 from services.replay.policies import Policy
+from services.replay.records import Composed, FreshGroup
 from services.replay.resync import cursor_after
 from services.replay.rows import new_row
 from services.replay.selection import Selection, whole_units
-from services.replay.state import Composed, FreshGroup, State, Transaction
+from services.replay.state import State, Transaction
 from services.replay.stats import batch_stats, step_event, trained_rollouts
 from services.replay.tasks import attempt_seed, question_of, train_task
 from shared.advantages import group_advantages

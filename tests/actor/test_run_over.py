@@ -15,7 +15,7 @@ import redis
 
 from services.actor import run_over
 from services.actor.service import serve
-from services.replay.state import Counters
+from services.replay.records import Counters
 from shared.config import Config, build
 from shared.gpu_lease import GpuLease
 from tests.actor.running import KEYS, REPOSITORY, heartbeats

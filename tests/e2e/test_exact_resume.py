@@ -13,7 +13,7 @@ import torch
 
 from cli.run.local_redis import stored_url
 from cli.run.recorder import read_records
-from services.replay.state import Counters
+from services.replay.records import Counters
 from shared.streams import Keys
 from tests.e2e.command import ATLAS, STOP_S, Command, overrides
 from tests.e2e.conftest import Start

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from services.learner.groups.group import group_from_payload
 from services.replay import transitions
 from services.replay.policies import get_policy
+from services.replay.records import Counters
 from services.replay.rows import new_row
-from services.replay.state import Counters, State, Transaction
+from services.replay.state import State, Transaction
 from shared import messages
 from shared.advantages import group_advantages
 from shared.config import Config, build

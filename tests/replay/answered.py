@@ -15,8 +15,9 @@ from services.replay import again, transitions
 from services.replay.buffer import Row
 from services.replay.kept import Kept
 from services.replay.policies import Moment, get_policy
+from services.replay.records import Composed, Counters
 from services.replay.selection import Selection, groups_wanted
-from services.replay.state import Composed, Counters, State, Transaction
+from services.replay.state import State, Transaction
 from shared.advantages import group_advantages
 from shared.config import Config
 from shared.messages import GroupHeader, Record, Task, Trained

@@ -11,8 +11,9 @@ import redis
 from services.replay import transitions
 from services.replay.buffer import Row
 from services.replay.policies import Moment, Policy
+from services.replay.records import Composed, Counters, FreshGroup
 from services.replay.selection import Selection, groups_wanted
-from services.replay.state import Composed, Counters, FreshGroup, State, Transaction
+from services.replay.state import State, Transaction
 from shared.config import Config
 from shared.messages import GroupHeader, Record, Trained
 from shared.seeds import derive

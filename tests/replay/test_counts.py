@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from services.replay import lengths
-from services.replay.state import Counters
+from services.replay.records import Counters
 from services.replay.tasks import question_index, train_task
 from shared import events
 from shared.config import build

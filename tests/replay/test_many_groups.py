@@ -17,8 +17,9 @@ from services.replay import evaluation, transitions
 from services.replay.buffer import Row
 from services.replay.evaluation import AT_ONCE
 from services.replay.policies import get_policy
+from services.replay.records import Counters
 from services.replay.service import Replay
-from services.replay.state import Counters, State, Store, Transaction
+from services.replay.state import State, Store, Transaction
 from services.replay.watch import PAGE, Watch
 from shared.cancellation import stop
 from shared.messages import EVAL

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from services.replay.numbers import Settled
-from services.replay.state import Counters, Store
+from services.replay.records import Counters
+from services.replay.state import Store
 from tests.replay.test_resync import Run
 
 

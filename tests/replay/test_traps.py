@@ -11,7 +11,8 @@ import redis
 
 from services.replay import transitions
 from services.replay.policies import get_policy
-from services.replay.state import Counters, State, Transaction
+from services.replay.records import Counters
+from services.replay.state import State, Transaction
 from services.replay.tasks import train_task
 from shared.config import build
 from shared.messages import Task

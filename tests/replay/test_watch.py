@@ -1,6 +1,7 @@
 """Warnings that come once, when there is reason."""
 
-from services.replay.state import Counters, State
+from services.replay.records import Counters
+from services.replay.state import State
 from services.replay.watch import ALIKE_STEPS, CLOGGED_STEPS, LONG_WAIT_S, Watch
 from shared.streams import Keys
 from shared.waiting import START_S
