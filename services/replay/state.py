@@ -63,17 +63,19 @@ class Transaction:
 
     def __init__(self, state: State, keys: Keys, pipe: Any) -> None:
         self.state, self.keys, self.pipe = state, keys, pipe
+        self._changed: dict[str, dict[str, bytes | None]] = {}  # table -> field -> its new value; None: removed
+        self._done: dict[str, list[bytes]] = {}  # stream -> entries to acknowledge
 
     def put(self, table: str, field: str, value: Any) -> None:
         """Set one entry of a table, here and there. Rows go to the buffer by `store` and `restore`."""
         entries, key = getattr(self.state, table), int(field) if table == "batches" else field
         self.state.payload_bytes += _bytes(value) - _bytes(entries.get(key))
         entries[key] = value
-        self.pipe.hset(_table(self.keys, table), field, msgspec.msgpack.encode(value))
+        self._change(table, field, to=msgspec.msgpack.encode(value))
 
     def drop(self, table: str, field: str) -> Any:
         """Remove one entry of a table and return it."""
-        self.pipe.hdel(_table(self.keys, table), field)
+        self._change(table, field, to=None)
         value = getattr(self.state, table).pop(int(field) if table == "batches" else field)
         self.state.payload_bytes -= _bytes(value)
         return value
@@ -82,10 +84,11 @@ class Transaction:
         """Remove entries of a table that has no payloads, however many, and return them."""
         entries = getattr(self.state, table)
         values = [entries.pop(field) for field in fields]
-        if not entries:
+        if entries:
+            self._change(table, *fields, to=None)
+        else:
+            self._changed.pop(table, None)
             self.pipe.unlink(_table(self.keys, table))
-        elif fields:
-            self.pipe.hdel(_table(self.keys, table), *fields)
         return values
 
     def store(self, row: Row) -> None:
@@ -97,14 +100,14 @@ class Transaction:
     def save_row(self, id: str) -> None:
         """Make the current columns of a stored group durable."""
         if id in self.state.buffer:
-            self.pipe.hset(_table(self.keys, "buffer"), id, msgspec.msgpack.encode(self.state.buffer.row(id)))
+            self._change("buffer", id, to=msgspec.msgpack.encode(self.state.buffer.row(id)))
 
     def discard(self, id: str) -> Row:
         """Take a group out of the buffer."""
         row = self.state.buffer.row(id)
         self.state.buffer.remove(id)
         self.state.payload_bytes -= row.bytes
-        self.pipe.hdel(_table(self.keys, "buffer"), id)
+        self._change("buffer", id, to=None)
         return row
 
     def retire(self, id: str, bytes: int) -> None:
@@ -115,11 +118,11 @@ class Transaction:
         """Delete the token arrays of these groups now."""
         if ids:
             self.pipe.unlink(*[key(id) for id in ids for key in (self.keys.payload, self.keys.reference)])
-            self.pipe.hdel(_table(self.keys, "headers"), *ids)
+            self._change("headers", *ids, to=None)
 
     def keep_header(self, header: GroupHeader) -> None:
         """Keep how a group's rollouts ended for as long as its payload, for people."""
-        self.pipe.hset(_table(self.keys, "headers"), header.id, messages.encode(header))
+        self._change("headers", header.id, to=messages.encode(header))
 
     def send(self, stream: str, message: messages.Message) -> None:
         """Add a message to a stream."""
@@ -127,7 +130,7 @@ class Transaction:
 
     def ack(self, entry: streams.Entry) -> None:
         """Acknowledge the entry that caused this."""
-        streams.ack(self.pipe, entry.stream, streams.REPLAY, entry.id)
+        self._done.setdefault(entry.stream, []).append(entry.id)
 
     def bury(self, entry: streams.Entry, reason: str) -> None:
         """Keep an unreadable entry as a dead letter and acknowledge it."""
@@ -141,6 +144,24 @@ class Transaction:
     def event(self, kind: str, **fields: Any) -> None:
         """Tell people."""
         emit(self.pipe, self.keys, kind, **fields)
+
+    def close(self) -> None:
+        """Queue the changes of the tables and the acknowledgements: a command or two each, however many they are.
+
+        A command costs the client more than the bytes it carries.
+        """
+        for table, fields in self._changed.items():
+            key, gone = _table(self.keys, table), [field for field, value in fields.items() if value is None]
+            if len(gone) < len(fields):
+                self.pipe.hset(key, mapping={field: value for field, value in fields.items() if value is not None})
+            if gone:
+                self.pipe.hdel(key, *gone)
+        for stream, ids in self._done.items():
+            streams.ack(self.pipe, stream, streams.REPLAY, *ids)
+        self.pipe.set(_table(self.keys, "state"), msgspec.json.encode(self.state.counters))
+
+    def _change(self, table: str, *fields: str, to: bytes | None) -> None:
+        self._changed.setdefault(table, {}).update(dict.fromkeys(fields, to))
 
 
 class Store:
@@ -203,8 +224,9 @@ class Store:
             await pipe.watch(epoch)
             self._check(await pipe.get(epoch))
             pipe.multi()
-            yield Transaction(state, self.keys, pipe)
-            pipe.set(_table(self.keys, "state"), msgspec.json.encode(state.counters))
+            tx = Transaction(state, self.keys, pipe)
+            yield tx
+            tx.close()
             await pipe.execute()
 
     async def check_epoch(self) -> None:
