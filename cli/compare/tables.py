@@ -6,13 +6,18 @@ from typing import ClassVar
 
 from cli.compare.document import Block, Table, Text
 from cli.compare.figures import PARTS
-from cli.compare.intervals import LEVEL, Interval, difference, mean_of, ratio, verdict
+from cli.compare.intervals import ENOUGH, LEVEL, Interval, difference, mean_of, ratio, verdict
 from cli.compare.results import Results
 from cli.run.progress import DASH, clock
 from shared.latency import spoken
 
 BUSY = 0.15  # share of all cores
 PER_CENT, SECONDS, PLAIN, SMALL = "{:.1f} %", "{:.2f} s", "{:.2f}", "{:.2g}"
+FEW = (
+    f"**Fewer than {ENOUGH} seeds**: an interval can be absurdly narrow by chance, since the spread is guessed from as few "
+    "values. With two seeds it is below a tenth of its true width in one study of 13, with three in one of 100. Take a "
+    "verdict of such a row as a hint, and add seeds."
+)
 COMPARED = (
     # figure, what it is called, whether it is compared as a ratio, unit
     ("step_s", "step time", True, PLAIN),
@@ -163,7 +168,12 @@ def differences(results: Results) -> list[Block]:
         f'Each interval is taken alone: of {len(rows)}, about {(1 - LEVEL) * len(rows):.1f} would leave out "no '
         'difference" by chance. They are over seeds, and say nothing of other questions: all runs answer the same.'
     )
-    return [Text(alone), Table(("arm", "against", "figure", "value", "95 % interval", "seeds", "which is"), rows)]
+    few = any(1 < int(seeds) < ENOUGH for *_, seeds, _ in rows)
+    return [
+        Text(alone),
+        *([Text(FEW)] if few else []),
+        Table(("arm", "against", "figure", "value", "95 % interval", "seeds", "which is"), rows),
+    ]
 
 
 def method(results: Results) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """From step events to the figures of a run, and from those to the words and tables of a report."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,16 @@ def test_the_report_says_what_is_missing_and_that_the_machine_was_not_idle(resul
 def test_the_report_says_how_many_differences_chance_alone_would_find(results):
     said = as_markdown(tables.differences(results), Path())
     assert "of 4, about 0.2 would" in said and said.count("| b + HD b/2 |") == 4
+
+
+def test_the_report_says_beside_the_table_what_few_seeds_are_worth(results):
+    assert "Fewer than 4 seeds" in as_markdown(tables.differences(results), Path())
+    for arm, runs in results.arms.items():
+        runs.append(replace(runs[0], seed=3))
+    assert "Fewer than" not in as_markdown(tables.differences(results), Path())
+    for arm in results.arms:
+        results.arms[arm] = results.arms[arm][:1]
+    assert "Fewer than" not in as_markdown(tables.differences(results), Path()), "one seed has no interval at all"
 
 
 def test_tables_show_means_with_half_intervals_and_no_empty_columns(results):

@@ -3,9 +3,11 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from cli.compare.intervals import Interval, difference, mean_of, ratio, t_inside, t_quantile, verdict
+from cli.compare.tables import FEW
 
 # two-sided 95 % and 99 % points of Student's t, as every table prints them
 TABLE = {1: (12.706, 63.657), 2: (4.303, 9.925), 3: (3.182, 5.841), 4: (2.776, 4.604), 9: (2.262, 3.250)}
@@ -37,6 +39,13 @@ def test_an_interval_covers_the_truth_as_often_as_it_says():
         low, high = ends(mean_of([draw.gauss(2.0, 0.7) for _ in range(3)]))
         covered += low <= 2.0 <= high
     assert covered / tries == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize(("n", "one_in"), [(2, 13), (3, 100)])
+def test_with_few_seeds_the_spread_is_far_too_small_as_often_as_the_report_says(n: int, one_in: int):
+    spread = np.random.default_rng(n).standard_normal((1000 * one_in, n)).std(axis=1, ddof=1)
+    assert f"one study of {one_in}" in FEW or f"one of {one_in}." in FEW
+    assert 1 / (spread < 0.1).mean() == pytest.approx(one_in, rel=0.12)
 
 
 def test_pairing_takes_away_what_is_hard_about_a_seed():
