@@ -22,7 +22,7 @@ from cli.run.prompt_lengths import PromptTokens
 from shared.config import Config, load
 from shared.errors import UserError
 from shared.evaluation.records import Job, Question
-from shared.prompts import Example
+from shared.prompts import QUESTION, Example
 from shared.rewards import own
 
 SEARCH_TASK = {"env.kind": "search", "env.prompt": "search_r1", "reward.kind": "em"}
@@ -230,7 +230,7 @@ class _Prompts:
 
     def __getitem__(self, index: int) -> Example:
         q = self._questions[index]
-        bare = q.messages[0]["role"] == "question"
+        bare = q.messages[0]["role"] == QUESTION
         return Example(
             id=q.id,
             data_source=q.source,

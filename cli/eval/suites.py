@@ -37,7 +37,6 @@ SUITES: dict[str, tuple[Task, str]] = {
 GROUPS: dict[str, list[str]] = {
     kind: [name for name, (task, _) in SUITES.items() if task == kind] for kind in ("search", "math")
 }
-QUESTION = "question"  # the role of a bare question, which the evaluating process wraps by env.prompt
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,12 @@ def questions_of(suites: Sequence[Suite], limit: int) -> list[Question]:
 
 
 def _question(number: int, source: str, index: int, example: Example) -> Question:
-    messages = example.messages or [{"role": QUESTION, "content": example.question}]
     return Question(
         number=number,
         source=source,
         index=index,
         id=example.id,
-        messages=[{"role": m["role"], "content": m["content"]} for m in messages],
+        messages=example.chat,
         ground_truth=list(example.ground_truth),
         extra=example.extra,
     )

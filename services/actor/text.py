@@ -7,8 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from shared.errors import UserError
-
-QUESTION = "question"  # the role of a message that is a bare question and still needs env.prompt around it
+from shared.prompts import QUESTION
 
 TEMPLATES = {
     "plain": "{question}",

@@ -10,7 +10,6 @@ from shared.prompts import Example, PromptSource, order
 from shared.seeds import derive
 
 _KIND_SEED = {TRAIN: 0, EVAL: 1, AGAIN: 3}  # 2 and 4 are the seeds of a step's choices
-QUESTION = "question"  # the role of a bare question, which the actor wraps by env.prompt
 
 
 def train_task(config: Config, prompts: PromptSource, number: int, attempt: int, min_version: int) -> Task:
@@ -78,10 +77,9 @@ def attempt_seed(config: Config, kind: str, number: int, attempt: int, round: in
 
 
 def _prompt(example: Example) -> dict:
-    messages = example.messages or [{"role": QUESTION, "content": example.question}]
     return {
         "data_source": example.data_source,
-        "messages": [{"role": m["role"], "content": m["content"]} for m in messages],
+        "messages": example.chat,
         "ground_truth": list(example.ground_truth),
         "extra": example.extra,
     }

@@ -2,8 +2,8 @@
 Examples.
 """
 
-from shared.prompts.example import Example, read_row
+from shared.prompts.example import QUESTION, Example, read_row
 from shared.prompts.order import order
 from shared.prompts.sources import PromptSource, open_prompts
 
-__all__ = ["Example", "PromptSource", "open_prompts", "order", "read_row"]
+__all__ = ["QUESTION", "Example", "PromptSource", "open_prompts", "order", "read_row"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.rewards.answers import last_boxed, targets
 
+QUESTION = "question"  # the role of a message that is a bare question and still needs env.prompt around it
 QUESTION_KEYS = ("question", "problem", "query")
 ANSWER_KEYS = ("golden_answers", "answers", "answer", "final_answer", "ground_truth", "target")
 MOST_EXTRA = 2**20
@@ -32,6 +33,11 @@ class Example:
     question: str
     ground_truth: list[str]
     extra: str = ""  # the columns that are none of COLUMNS, as JSON, where whole rows were asked for
+
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """The messages, or the bare question as one."""
+        return self.messages or [{"role": QUESTION, "content": self.question}]
 
 
 def read_row(row: Mapping[str, Any], *, source: str, index: int, whole: bool = False) -> Example:

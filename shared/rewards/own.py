@@ -11,14 +11,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shared.errors import UserError
+from shared.prompts import QUESTION, Example
 from shared.rewards.score import Scored
 from shared.rewards.workers import NotAnswered, Pool, StartFailed, TooSlow, Worker
-
-if TYPE_CHECKING:
-    from shared.prompts import Example
 
 WORKERS = 4  # calls at once
 REFERENCE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -40,7 +38,7 @@ class Asked:
     @classmethod
     def of(cls, messages: list[dict[str, str]], ground_truth: list[str], data_source: str, extra: str) -> "Asked":
         """The question is the last thing that was said to the model."""
-        said = [m["content"] for m in messages if m["role"] in ("user", "question")]
+        said = [m["content"] for m in messages if m["role"] in ("user", QUESTION)]
         question = said[-1] if said else ""
         return cls(ground_truth=ground_truth, question=question, data_source=data_source, extra=extra)
 
@@ -67,7 +65,7 @@ def score_own(reference: str, text: str, asked: Asked, timeout_s: float, patienc
     return Scored(answer["reward"], answer["correct"], {"abstained": 1.0} if answer["reward"] is None else {})
 
 
-def try_out(reference: str, row: "Example", timeout_s: float) -> None:
+def try_out(reference: str, row: Example, timeout_s: float) -> None:
     """Call the function once, as if a policy had written an answer of the row. UserError where that gives no score."""
     asked = Asked(ground_truth=row.ground_truth, question=row.question, data_source=row.data_source, extra=row.extra)
     try:

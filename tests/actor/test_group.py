@@ -13,10 +13,11 @@ from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine
 from services.actor.observation import Document
 from services.actor.rollout import Budget, Player, Rollout
-from services.actor.text import QUESTION, Codec, instruction
+from services.actor.text import Codec, instruction
 from shared.errors import UserError
 from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, Task, decode, encode
 from shared.payload import decode_payload, encode_payload
+from shared.prompts import QUESTION
 from shared.versions import Version
 from tests.actor.scripted_engine import ScriptedEngine
 

@@ -6,8 +6,9 @@ from services.actor.engines.engine import Finish, Sampling
 from services.actor.group import roll_out
 from services.actor.overlong import penalised, tokens_left
 from services.actor.rollout import Budget, Player, Rollout
-from services.actor.text import QUESTION, Codec
+from services.actor.text import Codec
 from shared.messages import Task
+from shared.prompts import QUESTION
 from shared.rewards import Scored
 from shared.settings import Reward
 from shared.versions import Version

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from examples.arith import problems, tokenizer, traces
 from examples.arith.warm_start import prompt
-from services.actor.text import QUESTION, Codec
+from services.actor.text import Codec
+from shared.prompts import QUESTION
 from shared.rewards import score
 
 ARITH = Path(problems.__file__).parent
