@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,18 +24,30 @@ from shared.versions import Version
 from shared.waiting import LongWait
 from tests.learner.fed import KEYS, Feed, batch, of_steps, pending, start, work_off
 
+Waits = Callable[[float], None]
+
+
+@pytest.fixture
+def waits(config: Config, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> Waits:
+    """`waits(seconds)`: the life of a learner that waits so long for its only step, and finds 0.2 s long."""
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    loop = Loop(of_steps(config, 1), Stop())
+
+    def live(seconds: float) -> None:
+        later = threading.Timer(seconds, lambda: [feed(batch(0)), feed(Finish())])
+        later.start()
+        loop.run()
+        later.join()
+
+    return live
+
 
 @pytest.mark.slow
 def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
-    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+    client: Any, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
     monkeypatch.setattr("services.learner.loop.START_S", 0.0)
-    loop = Loop(of_steps(config, 1), Stop())
-    later = threading.Timer(3.0, lambda: [feed(batch(0)), feed(Finish())])
-    later.start()
-    loop.run()
-    later.join()
+    waits(3.0)
     told = [record["text"] for _, record in events.parse(client.xrange(KEYS.events))]
     assert len(told) == 1, "and the next time fifteen seconds later"
     assert "for work at step 0: no actors are alive, and of groups none has come yet" in told[0]
@@ -47,24 +60,15 @@ def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
 
 
 @pytest.mark.slow
-def test_a_learner_that_waits_while_the_actors_still_start_warns_of_nothing(
-    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
-    loop = Loop(of_steps(config, 1), Stop())
-    later = threading.Timer(1.0, lambda: [feed(batch(0)), feed(Finish())])
-    later.start()
-    loop.run()
-    later.join()
+def test_a_learner_that_waits_while_the_actors_still_start_warns_of_nothing(client: Any, waits: Waits) -> None:
+    waits(1.0)
     assert client.xlen(KEYS.events) == 0
 
 
 @pytest.mark.slow
 def test_a_version_whose_files_are_damaged_is_written_again_while_the_learner_waits(
-    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+    config: Config, client: Any, waits: Waits
 ) -> None:
-    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
-    loop = Loop(of_steps(config, 1), Stop())
     folder = config.weights_dir / Version(0, 0).directory
 
     def damage() -> None:
@@ -72,8 +76,7 @@ def test_a_version_whose_files_are_damaged_is_written_again_while_the_learner_wa
         file.write_bytes(file.read_bytes()[:-1] + b"x")
 
     threading.Timer(0.5, damage).start()
-    threading.Timer(3.0, lambda: [feed(batch(0)), feed(Finish())]).start()
-    loop.run()
+    waits(3.0)
     notices = [decode(fields[FIELD], WeightsNotice) for _, fields in client.xrange(KEYS.weights)]
     assert [notice.version for notice in notices] == [Version(0, 0), Version(0, 0), Version(0, 1)]
     assert notices[0].digest == notices[1].digest
@@ -84,17 +87,12 @@ def test_a_version_whose_files_are_damaged_is_written_again_while_the_learner_wa
 
 @pytest.mark.slow
 def test_a_version_that_an_actor_refuses_is_announced_again_with_other_canaries_and_not_for_ever(
-    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+    config: Config, client: Any, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
     monkeypatch.setattr("shared.waiting.FIRST_S", 0.2)  # and each time after as long again
-    loop = Loop(of_steps(config, 1), Stop())
     client.sadd(KEYS.actors, "a")
     client.set(KEYS.actor("a"), json.dumps({"refused": [0, 0]}))
-    last = threading.Timer(9.0, lambda: [feed(batch(0)), feed(Finish())])
-    last.start()
-    loop.run()
-    last.join()
+    waits(9.0)
     notices = [decode(fields[FIELD], WeightsNotice) for _, fields in client.xrange(KEYS.weights)]
     assert [notice.version.number for notice in notices] == [0, 0, 0, 0, 1], "three more times, then no more"
     assert len({notice.digest for notice in notices[:4]}) == 1
