@@ -14,9 +14,9 @@ from shared.latency import spoken
 BUSY = 0.15  # share of all cores
 PER_CENT, SECONDS, PLAIN, SMALL = "{:.1f} %", "{:.2f} s", "{:.2f}", "{:.2g}"
 FEW = (
-    f"**Fewer than {ENOUGH} seeds**: an interval can be absurdly narrow by chance, since the spread is guessed from as few "
-    "values. With two seeds it is below a tenth of its true width in one study of 13, with three in one of 100. Take a "
-    "verdict of such a row as a hint, and add seeds."
+    f"**Fewer than {ENOUGH} seeds**: an interval can be absurdly narrow by chance, since the spread is guessed from as "
+    "few values. With two seeds it is below a tenth of its true width in one study of 13, with three in one of 100. "
+    "Take a verdict of such a row as a hint, and add seeds."
 )
 COMPARED = (
     # figure, what it is called, whether it is compared as a ratio, unit

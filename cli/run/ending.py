@@ -119,6 +119,7 @@ def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "scanning",
             f"{s['scan_seconds_hidden']:.1f} s hidden, {s['scan_seconds_exposed']:.1f} s exposed; "
+            f"batches waited {s['selection_seconds_waited']:.1f} s for it; "
             f"selection p99 {number(s['selection_ms_p99'], 2)} ms",
         ),
         ("environment", _environment(s)),

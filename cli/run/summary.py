@@ -94,6 +94,7 @@ def _replay(steps: Records) -> dict[str, Any]:
         "replay_age_mean": _mean(steps, "age_mean"),
         "scan_seconds_hidden": _total(steps, "scan_hidden_s"),
         "scan_seconds_exposed": _total(steps, "scan_exposed_s"),
+        "selection_seconds_waited": _total(steps, "selection_wait_s"),
         "selection_ms_p99": float(np.percentile(selection, 99)) if selection else None,
     }
 

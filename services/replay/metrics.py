@@ -86,6 +86,7 @@ class ReplayMetrics:
             buckets=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
         )
         self.scan_exposed = counter(p + "scan_exposed_seconds", "time batches waited for a scan alone")
+        self.selection_wait = counter(p + "selection_wait_seconds", "the same, round trips and all")
         self.reward = gauge(p + "reward_mean", "mean reward of the last batch's fresh groups")
         self.correct = gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
         self.response_mean = gauge(p + "response_mean_tokens", "mean sampled tokens of the last batch's fresh rollouts")
@@ -128,6 +129,7 @@ class ReplayMetrics:
         self.lag_mean.set(s["lag_mean"])
         self.selection.observe(s["selection_ms"] / 1000)
         self.scan_exposed.inc(s["scan_exposed_s"])
+        self.selection_wait.inc(s["selection_wait_s"])
         for age in s["ages"]:
             self.age.observe(age)
         for factor, share in s["what_if_tau"].items():

@@ -80,8 +80,8 @@ class NextStep:
         self._fresh_since = self._fresh_since or time.monotonic()
         if not self._selection.done:
             return None
-        exposed_s = max(0.0, self._selected_at - self._fresh_since)
-        transitions.batch_composed(self._config, self._state, tx, self._selection, fresh, exposed_s)
+        waited_s = max(0.0, self._selected_at - self._fresh_since)
+        transitions.batch_composed(self._config, self._state, tx, self._selection, fresh, waited_s)
         return self._state.batches[self._state.counters.step]
 
     def _send_scan(self, tx: Transaction, ids: list[str]) -> None:

@@ -21,12 +21,14 @@ def batch_stats(
     selection: Selection,
     replay: list[Row],
     fresh: list[GroupHeader],
-    exposed_s: float,
+    waited_s: float,
 ) -> dict[str, Any]:
     """Statistics of a batch at the moment it is sent. Rewards, lags and tokens are those of the fresh groups
     that the step took, in the batch or not.
 
-    exposed_s: how long the batch waited for the scan alone, in seconds.
+    waited_s: how long the batch waited for the selection alone, its fresh groups being there, in seconds. Of it the
+    scan is exposed for at most as long as the learner scanned; the rest is the way there and back, and what else the
+    learner or this process did meanwhile.
     """
     scored = [(r, c) for h in fresh for r, c in zip(h.rewards, h.correct, strict=True) if r is not None]
     lags = [step - h.version_min.number for h in fresh]
@@ -71,8 +73,9 @@ def batch_stats(
         "env_s_mean": _mean([h.env_seconds for h in fresh]),
         "selection_ms": 1000 * selection.seconds,
         "scan_s": selection.scan_seconds,
-        "scan_exposed_s": min(exposed_s, selection.scan_seconds),
-        "scan_hidden_s": max(0.0, selection.scan_seconds - exposed_s),
+        "scan_exposed_s": min(waited_s, selection.scan_seconds),
+        "scan_hidden_s": max(0.0, selection.scan_seconds - waited_s),
+        "selection_wait_s": waited_s,
     } | compared
 
 

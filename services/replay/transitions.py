@@ -144,7 +144,7 @@ def fresh_for_step(config: Config, state: State) -> list[str] | None:
 
 
 def batch_composed(
-    config: Config, state: State, tx: Transaction, selection: Selection, fresh: list[str], exposed_s: float
+    config: Config, state: State, tx: Transaction, selection: Selection, fresh: list[str], waited_s: float
 ) -> None:
     """Send [replay ; fresh], and cache the Headroom and Drift that the scan measured."""
     step, policy = state.counters.step, selection.policy
@@ -159,7 +159,7 @@ def batch_composed(
     rows = [state.buffer.row(id) for id in replay]
     headers = [state.fresh[id].header for id in fresh]
     fresh = [id for id in fresh if id not in left_out]
-    stats = batch_stats(step, selection, rows, headers, exposed_s)
+    stats = batch_stats(step, selection, rows, headers, waited_s)
     stats |= {"fresh_groups": len(fresh), "left_out_groups": len(left_out)}
     stats |= trained_rollouts(rows, [state.fresh[id].header for id in fresh], parts)
     for id, record in selection.refreshed.items():

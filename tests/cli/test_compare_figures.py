@@ -139,7 +139,7 @@ def test_the_report_says_how_many_differences_chance_alone_would_find(results):
 
 def test_the_report_says_beside_the_table_what_few_seeds_are_worth(results):
     assert "Fewer than 4 seeds" in as_markdown(tables.differences(results), Path())
-    for arm, runs in results.arms.items():
+    for runs in results.arms.values():
         runs.append(replace(runs[0], seed=3))
     assert "Fewer than" not in as_markdown(tables.differences(results), Path())
     for arm in results.arms:

@@ -26,7 +26,8 @@ def step(number: int, **more: object) -> dict:
     record = {"kind": "step", "time": 100.0 + number, "step": number, "seconds": 2.0, "reward_mean": 0.1 * number}
     record |= {"correct_share": 0.1 * number, "fresh_groups": 16, "replay_groups": 8 if number else 0}
     record |= {"accepted": 8 if number else 0, "scanned": 10 if number else 0, "lag_mean": 0.5, "lag_max": 1}
-    record |= {"selection_ms": 0.5, "scan_exposed_s": 0.0, "scan_hidden_s": 0.25, "groups_generated": 16 * (number + 1)}
+    record |= {"selection_ms": 0.5, "scan_exposed_s": 0.0, "scan_hidden_s": 0.25, "selection_wait_s": 0.125}
+    record |= {"groups_generated": 16 * (number + 1)}
     record |= {"groups_lost": 0, "groups_failed": 0, "groups_trained_twice": 0, "payload_bytes_in": 500 * (number + 1)}
     record |= {"tokens_per_s": 1000.0, "tokens_sampled": 2000, "age_mean": 1.5 if number else None}
     return record | {"learner": learner, "version": [0, number + 1]} | more
@@ -73,6 +74,7 @@ def test_the_summary_has_every_figure() -> None:
     assert summary["seconds"] == 20.0
     assert summary["groups_trained"] == 64
     assert summary["groups_replayed"] == 24
+    assert (summary["selection_seconds_waited"], summary["scan_seconds_exposed"]) == (0.5, 0.0)
     assert summary["acceptance"] == pytest.approx(0.8)
     assert summary["learner_idle_share"] == pytest.approx(0.25)
     assert summary["publish_to_swap_ms_p50"] == pytest.approx(80)

@@ -1,12 +1,13 @@
 """The figures of a step against their definitions, on recorded groups."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from services.replay.buffer import Buffer
 from services.replay.policies import get_policy
-from services.replay.stats import WHAT_IF_FACTORS, reuse, what_if_tau
+from services.replay.stats import WHAT_IF_FACTORS, batch_stats, reuse, what_if_tau
 from tests.replay.played import play
 from tests.replay.recording import Recording
 from tests.replay.test_policies import settings
@@ -35,6 +36,15 @@ def test_a_step_tells_the_ages_the_depth_and_the_scores_of_what_it_replayed(name
             ("headroom_mean", [r.headroom for r in measured]),
         ):
             assert stats[key] == (pytest.approx(sum(values) / len(values)) if values else None)
+
+
+def test_a_batch_that_waits_longer_than_its_scan_takes_tells_all_of_it(recording: Recording):
+    *_, seen = play(settings("headroom_drift", recording), get_policy("headroom_drift"), recording, 2)
+    selection = replace(seen.selection, scan_seconds=0.2)
+    for waited, exposed, hidden in ((0.5, 0.2, 0.0), (0.125, 0.125, 0.075), (0.0, 0.0, 0.2)):
+        stats = batch_stats(seen.step, selection, [], seen.fresh, waited)
+        told = [stats[key] for key in ("selection_wait_s", "scan_exposed_s", "scan_hidden_s")]
+        assert told == pytest.approx([waited, exposed, hidden])
 
 
 def test_reuse_is_gini_by_its_definition_and_the_share_of_the_top_tenth(recording: Recording):
