@@ -98,9 +98,10 @@ def is_retired(state: State, question: int) -> bool:
 
 def clear_retired(state: State, tx: Transaction) -> None:
     """Let what is stored of retired questions leave."""
-    gone = [row for row in state.buffer if is_retired(state, row.prompt)] if state.kept else []
-    for row in gone:
-        tx.retire(row.id, tx.discard(row.id).bytes)
+    retired = [prompt.question for prompt in state.kept.values() if prompt.retired]
+    gone = state.buffer.ids(state.buffer.of_prompts(retired)) if retired else []
+    for id in gone:
+        tx.retire(id, tx.discard(id).bytes)
     state.counters.evicted += len(gone)
 
 

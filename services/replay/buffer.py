@@ -4,7 +4,7 @@ The columns cost 60 bytes a group, its id and the way from it to the slot about 
 objects. Slots are reused after eviction; `sequence` is the order of insertion and decides ties and eviction.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -159,6 +159,12 @@ class Buffer:
         slots = self.slots()
         return slots[np.argsort(self.sequence[slots])]
 
+    def of_prompts(self, prompts: Collection[int]) -> NDArray[np.intp]:
+        """The occupied slots of these questions' groups, by insertion."""
+        slots = self.slots()
+        slots = slots[np.isin(self.prompt[slots], np.fromiter(prompts, np.int64, len(prompts)))]
+        return slots[np.argsort(self.sequence[slots])]
+
     def over_capacity(self, capacity: int) -> list[str]:
         """The oldest groups beyond `capacity`: what FIFO evicts."""
         return self.ids(self.oldest_first()[: max(0, len(self) - capacity)])
@@ -166,6 +172,10 @@ class Buffer:
     def places(self, ids: Iterable[str]) -> list[int]:
         """The slots of these groups, all of which are stored."""
         return [self._slot[id] for id in ids]
+
+    def prompts(self, ids: Iterable[str]) -> list[int]:
+        """The questions of these groups, all of which are stored."""
+        return self.prompt[self.places(ids)].tolist()
 
     def highest(self, score: NDArray[np.float64], n: int, *, newest_first: bool = False) -> NDArray[np.intp]:
         """The n occupied slots of highest score, descending; equal scores by insertion, oldest (or newest) first.

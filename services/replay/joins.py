@@ -15,13 +15,16 @@ def join(config: Config, state: State, selection: Selection, fresh: list[str]) -
     responses and the stored one together. Equal entropies: the group stored first, the first response of it. A group
     whose prompt has no stored response any more, or was solved by all of it, is trained as it is.
     """
+    accepted: dict[int, list[str]] = {}  # by question
+    for id, question in zip(selection.accepted, state.buffer.prompts(selection.accepted), strict=True):
+        accepted.setdefault(question, []).append(id)
     replay: list[str] = []
     parts: dict[str, Part] = {}
     for id in fresh:
         header = state.fresh[id].header
         comparable = header.fingerprints == state.counters.fingerprints  # as all that is stored
         again = header.kind == AGAIN and comparable and not is_retired(state, header.number)
-        best = _lowest_entropy(state, selection, header.number) if again else None
+        best = _lowest_entropy(state, selection, accepted.get(header.number, [])) if again else None
         if best is None:
             continue
         stored, place, reward = best
@@ -33,13 +36,11 @@ def join(config: Config, state: State, selection: Selection, fresh: list[str]) -
     return replay, parts
 
 
-def _lowest_entropy(state: State, selection: Selection, question: int) -> tuple[str, int, float] | None:
-    """(group, place of the response, its reward) among the scanned groups of the question."""
+def _lowest_entropy(state: State, selection: Selection, groups: list[str]) -> tuple[str, int, float] | None:
+    """(group, place of the response, its reward) among these scanned groups."""
     found = []
-    for id in selection.accepted:
+    for id in groups:
         row = state.buffer.row(id)
-        if row.prompt != question:
-            continue
         entropies = selection.refreshed[id].entropies or {}
         for place, reward in enumerate(row.responses):
             if reward and place in entropies:

@@ -6,17 +6,24 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
+import redis
 
+from services.replay.again import clear_retired
+from services.replay.buffer import Buffer, Row
 from services.replay.kept import Kept
 from services.replay.policies import Moment
 from services.replay.policies.exgrpo import by_difficulty
+from services.replay.records import Counters
 from services.replay.service import Replay
+from services.replay.state import State, Transaction
 from shared.advantages import group_advantages
 from shared.config import build
 from shared.errors import UserError
 from shared.messages import AGAIN, TRAIN, GroupHeader, Record
 from shared.prompts import order as data_order
 from shared.seeds import derive
+from shared.streams import Keys
+from shared.versions import Version
 from tests.replay.answered import QUESTIONS, Answered
 from tests.replay.peers import Questions, client_of
 from tests.replay.recording import Recording
@@ -164,6 +171,27 @@ def test_buckets_are_drawn_by_the_normal_weight_and_prompts_within_them_alike():
     for question, w in weight.items():
         p = w / sum(weight.values())
         assert first[question] / draws == pytest.approx(p, abs=4 * (p * (1 - p) / draws) ** 0.5)
+
+
+def test_of_a_large_buffer_only_what_a_retired_prompt_has_stored_is_read(monkeypatch: pytest.MonkeyPatch):
+    state = State(Counters(started=0.0, version=Version(0, 0), fingerprints={}))
+    for i in range(500):
+        state.buffer.insert(stored(f"g{i}", i, prompt=7 * i % 50))
+    state.kept = {str(q): msgspec.structs.replace(kept(q, 4), retired=q in (3, 31, 99)) for q in (2, 31, 3, 99)}
+    due = [row.id for row in state.buffer if row.prompt in (3, 31)]
+    read: list[str] = []
+    row_of = Buffer.row
+    monkeypatch.setattr(Buffer, "row", lambda buffer, id: (read.append(id), row_of(buffer, id))[1])
+    clear_retired(state, Transaction(state, Keys("r"), redis.Redis().pipeline()))
+    assert read == due and list(state.retired) == due, "the oldest first"
+    assert len(state.buffer) == 480 and state.counters.evicted == 20
+
+
+def stored(id: str, sequence: int, prompt: int) -> Row:
+    return Row(
+        id=id, sequence=sequence, step=0, headroom_ref=0.5, headroom=0.5, drift=0.0, uses=0, tokens=8, bytes=8,
+        prompt=prompt,
+    )  # fmt: skip
 
 
 def test_far_buckets_and_no_prompts_are_no_trouble():

@@ -31,8 +31,7 @@ START = 0.35
 
 def of_asked_prompts(buffer: Buffer, n: int, moment: Moment) -> NDArray[np.intp]:
     """What is stored of the prompts that are asked again, oldest first."""
-    slots = buffer.oldest_first()
-    return slots[np.isin(buffer.prompt[slots], sorted(moment.asked))][:n]
+    return buffer.of_prompts(moment.asked)[:n]
 
 
 def rewards_of_right(header: GroupHeader, advantages: NDArray[np.float32]) -> list[float]:
