@@ -8,7 +8,8 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,21 @@ def redis_url(redis_server_url: str) -> str:
     with redis.Redis.from_url(redis_server_url) as client:
         client.flushall()
     return redis_server_url
+
+
+@pytest.fixture
+def change_password(redis_url: str) -> Iterator[Callable[[], None]]:
+    """Gives the session's Redis another password and ends every connection; it has its own again behind the test."""
+    own = redis_url.removeprefix("redis://:").partition("@")[0]
+    with redis.Redis.from_url(redis_url) as client, redis.Redis.from_url(redis_url.replace(own, "other")) as after:
+
+        def change() -> None:
+            client.config_set("requirepass", "other")
+            client.client_kill_filter(_type="normal", skipme=True)
+
+        yield change
+        with suppress(redis.AuthenticationError):  # it was not changed
+            after.config_set("requirepass", own)
 
 
 @pytest.fixture(scope="session")

@@ -187,6 +187,7 @@ IN_THREADS: dict[str, str] = {
     "lease.release": "Redis commands",
     "lease.try_claim": "Redis commands, and nvidia-smi with a time limit",
     "llm.shutdown": "is given 2 s",
+    "only.try_begin": "Redis commands",
     "path.read_bytes": FILE,
     "read_weights": FILE,
     "refuse_strangers": "Redis commands, over at most LOOKED_AT keys",

@@ -13,6 +13,7 @@ from shared.gpu_lease import GpuLease, wait_until_claimed
 from shared.learner_mark import LearnerMark
 from shared.metrics import serve_metrics
 from shared.model_files import find_model
+from shared.only_one import OnlyOne, wait_until_begun
 from shared.redis_client import wait_until_up
 from shared.service import main
 
@@ -38,8 +39,9 @@ def serve(config: Config) -> None:
             _lead(config, stop)
         return
 
-    lease = GpuLease(config, "learner", config.learner.ranks)
+    lease, only = GpuLease(config, "learner", config.learner.ranks), OnlyOne(config, "learner")
     try:
+        wait_until_begun(only, stop.wait)
         wait_until_claimed(lease, stop.wait)
         with nullcontext() if lease.devices else LearnerMark(config):
             _work(config, stop)
@@ -47,6 +49,7 @@ def serve(config: Config) -> None:
         log.info("stopped")
     finally:
         lease.release()
+        only.leave()
 
 
 def _work(config: Config, stop: Stop) -> None:

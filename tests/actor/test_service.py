@@ -145,6 +145,19 @@ def test_sigterm_hands_the_tasks_back_at_once(client, config, start_process, sta
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.slow
+def test_a_password_that_changes_meanwhile_ends_it_with_one_sentence(
+    client, make_config, redis_url, start_process, change_password, capfd
+):
+    actor = start_process(make_config(redis={"url": redis_url}, env={"kind": "single"}))
+    wait_for("it to run", lambda: any(beat["state"] == "running" for beat in heartbeats(client)) or None)
+    change_password()
+    assert actor.wait(60) == 2
+    said = capfd.readouterr().err
+    assert said.splitlines()[-1] == "actor: Redis refuses the password: put the right one into redis.url."
+    assert "Traceback" not in said
+
+
 class NeverAnswers(ScriptedEngine):
     """Its turns end with the process."""
 

@@ -281,3 +281,22 @@ def test_a_metrics_port_in_use_is_told(tmp_path: Path, policy_dir: Path, redis_u
         code, said = tried(config_of(tmp_path, policy_dir, redis_url, port=port), tmp_path)
     assert code == 2
     assert f"port {port}" in said
+
+
+@pytest.mark.slow
+def test_a_second_learner_is_refused_and_a_password_that_changes_meanwhile_ends_the_first(
+    tmp_path: Path, policy_dir: Path, redis_url: str, change_password: Any, processes: list[Process]
+) -> None:
+    config = config_of(tmp_path, policy_dir, redis_url)
+    first = Process(tmp_path, config)
+    processes.append(first)
+    first.next(Hello)
+    code, said = tried(config, tmp_path)
+    assert code == 2
+    assert said.startswith(f"learner: another learner of run 'test' is at work ({socket.gethostname()}-")
+    assert len(said.splitlines()) == 1
+    change_password()
+    assert first.wait(60) == 2
+    last = first.log.read_text().splitlines()[-1]
+    assert last == "learner: Redis refuses the password: put the right one into redis.url."
+    assert "Traceback" not in first.log.read_text()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ def start(redis_url, tmp_path):
 
 
 def wait_ready(port: int) -> dict:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             answer = httpx.get(f"http://127.0.0.1:{port}/health")
@@ -56,7 +57,7 @@ def wait_ready(port: int) -> dict:
 
 def said(process: subprocess.Popen, code: int) -> str:
     """What it printed on ending with `code`: one line, no trace."""
-    _, text = process.communicate(timeout=20)
+    _, text = process.communicate(timeout=60)
     lines = [line for line in text.splitlines() if line and " WARNING " not in line]
     assert process.returncode == code and "Traceback" not in text, text
     assert len(lines) == 1, text
@@ -100,10 +101,27 @@ def test_each_mistake_is_one_sentence_and_status_2(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_replaced_says_so(start):
-    ports = [free_port(), free_port()]
-    old = start(REPLAY__PORT=ports[0])
+def test_a_second_one_is_refused_a_killed_one_replaced_and_one_that_hung_says_who_has_its_place(start):
+    ports = [free_port() for _ in range(3)]
+    killed = start(REPLAY__PORT=ports[0])
     wait_ready(ports[0])
-    start(REPLAY__PORT=ports[1])
+    assert f"replay: another replay of run 'alone' is at work ({socket.gethostname()}-{killed.pid})" in said(start(), 2)
+    assert killed.poll() is None
+    killed.kill()
+    hung = start(REPLAY__PORT=ports[1])
     wait_ready(ports[1])
-    assert "another replay process has taken over" in said(old, 2)
+    hung.send_signal(signal.SIGSTOP)
+    third = start(REPLAY__PORT=ports[2])
+    wait_ready(ports[2])
+    hung.send_signal(signal.SIGCONT)
+    assert "another replay process has taken over" in said(hung, 2)
+    assert third.poll() is None
+
+
+@pytest.mark.slow
+def test_a_password_that_changes_meanwhile_ends_it_with_one_sentence(start, change_password):
+    port = free_port()
+    process = start(REPLAY__PORT=port)
+    wait_ready(port)
+    change_password()
+    assert said(process, 2) == "replay: Redis refuses the password: put the right one into redis.url."
