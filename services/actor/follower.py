@@ -41,6 +41,7 @@ class Follower:
         self._receiver = make_receiver(config, wire)
         self.swaps = self.refusals = 0
         self.refused: Version | None = None  # the newest announced version, where its files are whole and not taken
+        self._digest = ""  # of the weights in force
         self._swapped = asyncio.Condition()
 
     @property
@@ -97,13 +98,17 @@ class Follower:
         await self.wire.warn(text)
 
     async def _adopt(self, data: bytes) -> bool:
-        """Swap the announced version in; False when it was refused because its files are missing."""
+        """Swap the announced version in; False when it was refused because its files are missing.
+
+        An older one too, or the same with other bits: only the newest life of the learner can announce one
+        (services/learner/talk/post.py), so on a server that was emptied its steps are counted from a checkpoint again.
+        """
         try:
             notice = decode(data, WeightsNotice)
         except Malformed as error:
             await self.wire.warn(f"a weights notice is not readable: {error}")
             return True
-        if notice.version == self.engine.version:
+        if (notice.version, notice.digest) == (self.engine.version, self._digest):
             return True  # announced again, for an actor that refused it
         self.loading = notice.version
         await self.hold()
@@ -129,6 +134,7 @@ class Follower:
         metrics.SWAP.observe(stall)
         metrics.VERSION.set(notice.version.number)
         seconds = time.time() - notice.published
+        self._digest = notice.digest
         log.info("weights %s in force, %.3f s after they were published (stall %.3f s)", notice.version, seconds, stall)
         async with self._swapped:
             self.refused = None

@@ -89,6 +89,37 @@ async def test_a_version_is_held_while_it_is_read_and_no_longer(tmp_path, redis_
     await wire.client.aclose()
 
 
+async def test_a_server_that_was_emptied_gives_older_numbers_and_the_same_one_with_other_bits(tmp_path, redis_url):
+    config = build({"run": {"name": "emptied", "root": str(tmp_path)}, "redis": {"url": redis_url}})
+    wire, swapped = Wire(config), list[tuple[Version, str]]()
+
+    class Noted(ScriptedEngine):
+        async def swap(self, notice: WeightsNotice, directory: Path) -> float:
+            swapped.append((notice.version, notice.digest))
+            return await super().swap(notice, directory)
+
+    async def nothing() -> None: ...
+
+    following = Follower(config, Noted(lambda ids, sampling: ([], "eos")), wire, nothing, nothing)
+    task = asyncio.create_task(following.run())
+    first = [(Version(2, 17), "a"), (Version(2, 17), "a")]  # the second time for an actor that refused it
+    again = [(Version(0, 0), "b"), (Version(0, 1), "c"), (Version(0, 1), "d")]
+    async with asyncio.timeout(20):
+        for version, digest in [*first, *again]:
+            if version.number == 0:
+                await wire.client.flushdb()
+            (config.weights_dir / version.directory).mkdir(parents=True, exist_ok=True)
+            notice = WeightsNotice(
+                version=version, location=version.directory, digest=digest, size=0, published=0.0, canary=[]
+            )
+            await streams.add(wire.client, wire.keys.weights, encode(notice))
+            while not swapped or swapped[-1] != (version, digest):
+                await asyncio.sleep(0.02)
+    assert swapped == [first[0], *again]
+    await stop(task)
+    await wire.client.aclose()
+
+
 async def test_reading_slow_files_is_not_the_swap_and_a_slow_swap_names_its_limit(tmp_path, redis_url):
     config = build(
         {

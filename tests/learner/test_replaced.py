@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
+from services.learner.stop import Stop
+from services.learner.talk import lineage, post
+from services.learner.talk.post import Post
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import Trained, WeightsNotice, decode
+from shared.redis_client import connect
 from shared.streams import FIELD
 from shared.versions import Version
 from tests.learner.fed import KEYS, Feed, batch, pending, results, start
@@ -27,6 +31,25 @@ def test_what_a_replaced_learner_has_read_is_trained_by_the_one_after_it(
     assert [t.version for t in results(client, Trained)] == [Version(1, 1)]
     announced = [decode(fields[FIELD], WeightsNotice).version for _, fields in client.xrange(KEYS.weights)]
     assert announced == [Version(0, 0), Version(1, 0), Version(1, 1)]
+
+
+def test_a_learner_that_is_replaced_while_it_writes_has_written_nothing(
+    redis_url: str, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(redis_url) as own:
+        old = Post(own, KEYS, Stop())
+        old.lineage = lineage.open_lineage(client, KEYS, -1)
+        began = []
+
+        def look(*args: Any) -> None:
+            lineage.refuse_if_replaced(*args)
+            if not began:  # between the look and what is written
+                began.append(lineage.open_lineage(client, KEYS, -1))
+
+        monkeypatch.setattr(post, "refuse_if_replaced", look)
+        with pytest.raises(UserError, match="another learner has taken over"), old.letter("announce") as letter:
+            letter.event("warning", text="late")
+    assert began == [1] and not client.xlen(KEYS.events)
 
 
 def test_what_is_taken_up_again_is_acknowledged_once(config: Config, client: Any, feed: Feed) -> None:

@@ -24,22 +24,23 @@ def lost_steps(step: int, first: int) -> str:
 
 def remember(pipe: Any, keys: Keys, lineage: int, saved: int) -> None:
     """Queue both numbers again, for a server that may have lost them."""
-    pipe.set(_counter(keys), lineage + 1)
+    pipe.set(lives_key(keys), lineage + 1)
     pipe.set(saved_key(keys), saved)
 
 
 def open_lineage(client: Any, keys: Keys, last: int) -> int:
     """The number of this life of the learner: one more than the last that Redis or the checkpoint knows."""
-    lineage = max(client.incr(_counter(keys)) - 1, last + 1)
-    client.set(_counter(keys), lineage + 1)
+    lineage = max(client.incr(lives_key(keys)) - 1, last + 1)
+    client.set(lives_key(keys), lineage + 1)
     return lineage
 
 
 def refuse_if_replaced(client: Any, keys: Keys, lineage: int) -> None:
     """Raise UserError where a later life has begun: each of two would take entries that are meant for the other."""
-    if int(client.get(_counter(keys)) or 0) > lineage + 1:
+    if int(client.get(lives_key(keys)) or 0) > lineage + 1:
         raise UserError("another learner has taken over this run: this one leaves.")
 
 
-def _counter(keys: Keys) -> str:
-    return keys.prefix + "lineage"  # how many there have been
+def lives_key(keys: Keys) -> str:
+    """How many lives there have been."""
+    return keys.prefix + "lineage"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import redis
 
 from services.learner.stop import Stop
-from services.learner.talk.lineage import refuse_if_replaced
+from services.learner.talk.lineage import lives_key, refuse_if_replaced
 from services.learner.talk.patience import patiently
 from services.learner.weights import publish
 from shared import events, streams
@@ -41,13 +41,22 @@ class Post:
             yield Letter(pipe, self.keys)
             commands = list(pipe.command_stack)
 
-            def execute() -> None:
-                if self.lineage is not None:
-                    refuse_if_replaced(self.client, self.keys, self.lineage)
-                pipe.command_stack = list(commands)  # a failed execute empties it
-                pipe.execute()
+            self.patiently(what, lambda: self._execute(pipe, commands))
 
-            self.patiently(what, execute)
+    def _execute(self, pipe: Any, commands: list[Any]) -> None:
+        """What is checked holds while it is written: between the two no other life of the learner has begun."""
+        while True:
+            pipe.reset()
+            if self.lineage is not None:
+                pipe.watch(lives_key(self.keys))
+                refuse_if_replaced(pipe, self.keys, self.lineage)
+                pipe.multi()
+            pipe.command_stack = list(commands)
+            try:
+                pipe.execute()
+                return
+            except redis.WatchError:
+                continue  # the next look finds who it was
 
     def warn(self, text: str) -> None:
         """Tell people at once."""
