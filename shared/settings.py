@@ -217,8 +217,9 @@ class Weights(Section):
     """How a version travels from the learner to the actors."""
 
     dir: str = ""  # empty: <run>/weights
-    transport: Literal["folder", "redis"] = "folder"  # folder: actors read weights.dir; redis: they need not see it
-    received: str = ""  # transport redis: where an actor puts what it receives; empty: <run>/received
+    transport: Literal["folder", "redis", "broadcast"] = "folder"  # actors read weights.dir; the others need not see it
+    received: str = ""  # not folder: where an actor puts what it receives; empty: <run>/received
+    address: str = ""  # transport broadcast: where actors reach the learner; empty: as it reaches Redis
     delta: bool = False  # transport redis: also offer what has changed since the version before, compressed
     dtype: Literal["model", "float32", "bfloat16"] = "model"  # of the files; model: as the learner computes
     canary_sequences: int = Field(default=2, ge=0)  # whose log-probabilities prove each swap; 0: none

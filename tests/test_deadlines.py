@@ -131,6 +131,20 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "select has seen the line, which is written in one piece",
     ("shared/rewards/workers.py:Worker.kill", "self._process.wait()"): "it was killed",
     ("cli/run/warden.py:Warden.close", "self._process.wait()"): "it was killed",
+    (
+        "shared/transports/carrier.py:main",
+        "asked.get()",
+    ): "a carrier lives until its pipe is closed, by whoever or by death",
+    (
+        "shared/transports/carrier.py:Member.take_part",
+        "dist.all_reduce(whole)",
+    ): "PATIENCE_S; whoever asked kills the carrier in any case",
+    ("shared/transports/carrier.py:_send", "dist.broadcast(data.to(device), 0)"): "as above",
+    ("shared/transports/carrier.py:_receive", "dist.broadcast(data, 0)"): "as above",
+    (
+        "services/actor/transports/broadcast.py:BroadcastReceiver._taking",
+        "asyncio.to_thread(call)",
+    ): "a carrier has START_S to start and a number of seconds by the size of the version",
     ("services/learner/ranks/members.py:Ranks._reduced", "dist.all_reduce(value, how, group=self.group)"): "PATIENCE",
     ("services/learner/ranks/members.py:Ranks.all", "dist.all_gather(parts, own, group=self.group)"): "PATIENCE",
     (
@@ -195,6 +209,7 @@ IN_THREADS: dict[str, str] = {
     "self._arguments": "imports",
     "self._root.mkdir": FILE,
     "self._thread.join": "is given 4 s",
+    "shutil.rmtree": FILE,
     "together": FILE,
     "wait_until_up": "is given how long",
     "weights.verify": FILE,

@@ -9,14 +9,12 @@ import inspect
 import json
 import math
 import os
-import queue
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from shared.rewards.workers import START_S, allow_seconds
+from shared.rewards.workers import START_S, allow_seconds, pipes
 
 GIVEN = ("question", "text", "ground_truth", "data_source", "extra")
 # what others call the same
@@ -37,9 +35,7 @@ class Unusable(Exception):
 
 def main(file: str, name: str) -> None:
     """Answer until the input ends."""
-    lines, answers = _own_streams()
-    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(lines, asked), daemon=True).start()
+    asked, answers = pipes()
     asked.get()
     allow_seconds(START_S)
     try:
@@ -110,22 +106,6 @@ def called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str,
 def _plain(value: Any) -> Any:
     """A number of numpy or torch as Python's."""
     return value.item() if hasattr(value, "item") and getattr(value, "size", None) in (1, None) else value
-
-
-def _own_streams() -> tuple[IO[str], IO[str]]:
-    """The pipes of whoever asks. The function finds an empty input and an output that goes to the log."""
-    lines, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    return lines, answers
-
-
-def _read(lines: IO[str], asked: "queue.SimpleQueue[str]") -> None:
-    """Pass on what is asked; at the end of it nobody waits for an answer, whatever the function is doing."""
-    for line in lines:
-        asked.put(line)
-    os._exit(0)
 
 
 def _write(answers: IO[str], answer: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ the slow imports are over.
 
 import json
 import os
+import queue
 import resource
 import select
 import signal
@@ -21,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 START_S = 60.0
 
@@ -179,6 +180,27 @@ class Pool(Generic[W]):
             worker = self._make()
         with self._lock:
             self._idle.append(worker)
+
+
+def pipes() -> tuple["queue.SimpleQueue[str]", IO[str]]:
+    """A worker's own ends: the lines that it is asked, and where its answers go.
+
+    What else it prints goes to the log, its input is empty. When nobody can ask any more the process ends, whatever it
+    is doing.
+    """
+    lines, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in lines:
+            asked.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return asked, answers
 
 
 def allow_seconds(seconds: float) -> None:

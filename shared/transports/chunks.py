@@ -88,6 +88,12 @@ def files_in(folder: Path) -> list[tuple[str, int]]:
     return [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
 
 
+def is_inside(name: str) -> bool:
+    """Whether a file of this name lies in the folder that it is put into."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
 def cuts(size: int) -> Iterator[tuple[int, int]]:
     """(start, bytes) of each chunk of a file."""
     return ((start, min(CHUNK, size - start)) for start in range(0, size, CHUNK))
@@ -97,8 +103,8 @@ def places(contents: Contents) -> Iterator[Place]:
     """Every chunk of a version, in order. UserError where the contents cannot be true, or name a place elsewhere."""
     number = 0
     for file in contents.files:
-        path, cut = PurePosixPath(file.name), list(cuts(file.size))
-        if path.is_absolute() or ".." in path.parts or not path.parts or len(cut) != len(file.chunks):
+        cut = list(cuts(file.size))
+        if not is_inside(file.name) or len(cut) != len(file.chunks):
             raise UserError(f"the contents of a version in Redis name a file '{file.name}' that cannot be in one.")
         for (start, size), digest in zip(cut, file.chunks, strict=True):
             yield Place(number, file.name, start, size, digest)

@@ -31,7 +31,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def config(tmp_path: Path, redis_url: str) -> Config:
-    return build({"run": {"name": "sent", "root": str(tmp_path)}, "redis": {"url": redis_url}})
+    run = {"name": "sent", "root": str(tmp_path)}
+    return build({"run": run, "weights": {"dir": str(tmp_path / "weights")}, "redis": {"url": redis_url}})
 
 
 @pytest.fixture

@@ -19,6 +19,10 @@ class Receiver(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """End what was started for it."""
+        ...
+
 
 def make_receiver(config: Config, wire: Wire) -> Receiver:
     """The one that `weights.transport` names."""
@@ -26,6 +30,10 @@ def make_receiver(config: Config, wire: Wire) -> Receiver:
         from services.actor.transports.redis_chunks import RedisReceiver
 
         return RedisReceiver(wire, config.received_dir)
+    if config.weights.transport == "broadcast":
+        from services.actor.transports.broadcast import BroadcastReceiver
+
+        return BroadcastReceiver(wire, config.received_dir)
     from services.actor.transports.folder import FolderReceiver
 
     return FolderReceiver(config.weights_dir)

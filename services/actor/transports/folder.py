@@ -21,3 +21,6 @@ class FolderReceiver:
                 return directory, True
             await asyncio.sleep(0.1)
         return directory, False
+
+    def close(self) -> None:
+        """Nothing was."""

@@ -1,81 +1,39 @@
 """Versions in chunks from Redis, put together in a folder of this machine; `shared/transports/chunks.py` has the form.
 
-    <received>/.part-v0000-00000012/   what has come so far; a chunk whose digest is right is not fetched again
-    <received>/v0000-00000012/         whole, as the learner wrote it
-
-Actors of one machine may share the folder: one fetches, the others wait for it. A version goes when it is not among the
-newest two and no live actor reports it.
+An actor that is killed in the middle leaves .part-v0000-00000012; a chunk that is there with its digest is not fetched
+again.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 import shutil
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from services.actor import metrics
-from services.actor.wire import Wire
-from shared import heartbeats, weights
+from services.actor.transports.received import PART, Received
+from shared import weights
 from shared.cancellation import stop
-from shared.errors import UserError
 from shared.messages import WeightsNotice
 from shared.transports import chunks, delta
 from shared.transports.chunks import Contents, Place
-from shared.versions import Version
 
 log = logging.getLogger("headrace")
 
-_PART = ".part-"
-_LOOK_AGAIN_S = 0.1
 _AHEAD = 3  # chunks that are fetched while another is checked and written
-_KEPT = 2  # the version that is new, and the one that is left
 
 
-class RedisReceiver:
-    """See `services.actor.transports.Receiver`."""
-
-    def __init__(self, wire: Wire, root: Path) -> None:
-        self._wire, self._root = wire, root
-
-    async def fetch(self, notice: WeightsNotice, in_force: Version | None) -> tuple[Path, bool]:
-        """What is there is not fetched: a whole version, or chunks of one. A version that is gone is not there."""
-        folder = self._root / notice.location
-        try:
-            await asyncio.to_thread(self._root.mkdir, parents=True, exist_ok=True)
-            async with self._alone():
-                there = await asyncio.to_thread(_is_whole, folder, notice.digest) or await self._received(
-                    folder, notice
-                )
-                await self._forget({notice.version, in_force})
-        except OSError as error:
-            raise UserError(
-                f"weights cannot be received in {self._root} ({error}): make room there, or set weights.received."
-            ) from None
-        return folder, there
-
-    @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """No other actor of this machine writes meanwhile; the lock of one that dies is free."""
-        with (self._root / ".lock").open("w") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(_LOOK_AGAIN_S)
-            yield
+class RedisReceiver(Received):
+    """Chunk by chunk; what is there of a version is not fetched again."""
 
     async def _received(self, folder: Path, notice: WeightsNotice) -> bool:
         """Fetch what is missing; False where Redis has the version no more, or another of its name by now."""
         found = await self._get(notice, chunks.CONTENTS)
         if found is None or (contents := chunks.decode(found)).digest != notice.digest:
             return False
-        part, base = self._root / f"{_PART}{folder.name}", self._base(contents, notice)
+        part, base = self._root / f"{PART}{folder.name}", self._base(contents, notice)
         taking = deque[asyncio.Task[bool]]()
         try:
             for place in await asyncio.to_thread(_missing, part, contents):
@@ -118,29 +76,6 @@ class RedisReceiver:
         data: Any = await self._wire.call(lambda: cast(Any, self._wire.client.hget(key, field)))
         metrics.RECEIVED.inc(len(data or b""))
         return data
-
-    async def _forget(self, spared: set[Version | None]) -> None:
-        """Delete old versions, and what is left of transfers that were given up."""
-        beats = await self._wire.call(lambda: heartbeats.all_known(self._wire.client, self._wire.keys))
-        spared |= heartbeats.versions(beats.values())
-        names = {version.directory for version in spared if version is not None}
-
-        def forget() -> None:
-            old = weights.published(self._root)[:-_KEPT]
-            doomed = [self._root / version.directory for version in old if version.directory not in names]
-            doomed += [p for p in self._root.glob(f"{_PART}*") if p.name.removeprefix(_PART) not in names]
-            for path in doomed:
-                shutil.rmtree(path, ignore_errors=True)
-
-        await asyncio.to_thread(forget)
-
-
-def _is_whole(folder: Path, digest: str) -> bool:
-    try:
-        weights.verify(folder, digest)
-    except UserError:
-        return False
-    return True
 
 
 def _missing(part: Path, contents: Contents) -> list[Place]:

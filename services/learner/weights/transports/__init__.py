@@ -27,6 +27,10 @@ def make_sender(config: Config, post: Post, stop: Stop) -> Sender:
         from services.learner.weights.transports.redis_chunks import RedisSender
 
         return RedisSender(post, stop, delta=config.weights.delta)
+    if config.weights.transport == "broadcast":
+        from services.learner.weights.transports.broadcast import BroadcastSender
+
+        return BroadcastSender(config, post.client)
     from services.learner.weights.transports.folder import FolderSender
 
     return FolderSender()
