@@ -49,6 +49,10 @@ class Follower:
         """The weights in force; -1 before the first."""
         return self.engine.version.number if self.engine.version is not None else -1
 
+    def close(self) -> None:
+        """End what the transport has started."""
+        self._receiver.close()
+
     async def wait_for(self, number: int, seconds: float) -> bool:
         """Wait until the weights in force are at least `number`; False when that takes longer than `seconds`, or when
         such weights are announced and refused.

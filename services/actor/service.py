@@ -104,6 +104,7 @@ class Actor:
                 await heartbeat.sign_off(self.wire.client, self.wire.keys, self.wire.name)
         except (TimeoutError, redis.RedisError, OSError) as error:
             log.warning("left without signing off (%s): the running tasks are reclaimed later", error)
+        self.follower.close()
         try:
             async with asyncio.timeout(LEAVE_S):
                 if self._retriever is not None:
