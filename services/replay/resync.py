@@ -27,14 +27,18 @@ def cursor_after(state: State, taken: list[str]) -> Cursor:
     return Cursor(issued=c.issued, lost=c.lost, refilled=c.refilled, untrained=sorted(running + arrived))
 
 
+def overtaken(state: State, hello: Hello) -> bool:
+    """Whether a later word has come already: a learner never goes back, and a new one has a new lineage."""
+    return state.counters.version is not None and hello.version < state.counters.version
+
+
 def learner_said_hello(config: Config, state: State, tx: Transaction, train: PromptSource, hello: Hello) -> bool:
-    """Where the learner is. True when that is news, so that nothing selected before it holds.
+    """Where the learner is, by a word that was not overtaken. True when that is news, so that nothing selected before
+    it holds.
 
     Behind what was trained: it trains the batches it kept again. Ahead of it: replay goes on from the learner's step.
     """
     c = state.counters
-    if c.version is not None and hello.version < c.version:
-        return False  # overtaken by a later word: a learner never goes back, and a new one has a new lineage
     news = hello.version != c.version or hello.again
     if c.version is not None and c.version.lineage != hello.version.lineage:
         tx.event("resumed", service="replay", version=hello.version, step=c.step)

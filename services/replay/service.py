@@ -194,6 +194,8 @@ class Replay:
 
     def _result(self, state: State, tx: Transaction, result: messages.Result) -> None:
         match result:
+            case Hello() if resync.overtaken(state, result):
+                pass
             case Hello():
                 self._heard = not result.again
                 if resync.learner_said_hello(self.config, state, tx, self.train, result):

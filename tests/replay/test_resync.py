@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry
 from services.replay.service import Replay
 from services.replay.state import State, Store
 from shared.cancellation import stop
-from shared.streams import Keys
+from shared.messages import Hello, encode
+from shared.streams import FIELD, Keys
+from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
 
 # whole, as a server that starts again is: no key of one moment beside a key of another
@@ -124,6 +126,17 @@ async def test_a_learner_that_resumes_on_an_empty_server_brings_the_cursor(make_
     await run.close()
     assert [batch.step for _, batch in run.learner.trained] == list(range(5, 12))
     assert sorted(used + run.numbers) == list(range(12 * config.learner.batch))
+
+
+async def test_an_old_word_of_the_learner_that_comes_late_is_no_question_to_wait_for(make_config):
+    run = Run(make_config(run={"steps": 8}))
+    async with asyncio.timeout(40):
+        await run.trained(3)
+        late = Hello(version=Version(0, 0), again=True)
+        await run.client.xadd(run.keys.results, {FIELD: encode(late)})
+        await run.trained(10**9)
+    state = await run.close()
+    assert [batch.step for _, batch in run.learner.trained] == list(range(8)) and state.counters.step == 8
 
 
 async def test_a_learner_that_starts_again_after_the_end_is_told_of_the_end(make_config):
