@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import UserError
-from shared.rewards.workers import START_S, NotAnswered, StartFailed, TooSlow, Worker
+from shared.rewards.workers import NotAnswered, StartFailed, TooSlow, Worker
 from shared.streams import Keys
 
 MODULE = "shared.transports.carrier"
+START_S = 300.0  # of a carrier, which imports torch, on a busy machine
 BUCKET = 2**24  # bytes of one broadcast
 PATIENCE_S = 30.0  # of a member for the others, at any point of a round
 SLOWEST = 20e6  # bytes a second: a round that goes on more slowly is given up
@@ -108,6 +109,18 @@ def own_address(towards: str) -> str:
             return probe.getsockname()[0]
     except OSError as error:
         raise UserError(f"there is no way to '{towards}' ({error}): set weights.address.") from None
+
+
+def listener(address: str) -> socket.socket:
+    """A socket that listens there, at a port of the system's choice. UserError: it is no address of this machine."""
+    try:
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address, 0), family=family, backlog=1024)
+    except OSError as error:
+        raise UserError(
+            f"weights.address: the learner's machine cannot listen at '{address}' ({error}): "
+            "name an address of it at which actors reach it."
+        ) from None
 
 
 def wanted_key(keys: Keys) -> str:

@@ -11,7 +11,6 @@ for the next process, and nobody's weights.
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,7 @@ import psutil
 from blake3 import blake3
 
 from shared.rewards.workers import pipes
-from shared.transports.broadcast import PATIENCE_S, Round, own_address
+from shared.transports.broadcast import PATIENCE_S, Round, listener, own_address
 from shared.transports.chunks import is_inside
 from shared.weights import MANIFEST
 
@@ -53,8 +52,7 @@ class Member:
         """Open the store; it listens on this address alone."""
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  it is documented
 
-        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-        with socket.create_server((address, 0), family=family, backlog=1024) as server:
+        with listener(address) as server:
             port = server.getsockname()[1]
             self.store = TCPStore(
                 address,
@@ -120,13 +118,13 @@ class Taken:
 def _send(round: Round, folder: Path, device: "torch.device") -> None:
     import torch.distributed as dist
 
+    pieces = [(folder / name, start, length) for name, _, start, length in _pieces(round) if length]  # a manifest's too
     with ThreadPoolExecutor(1) as pool:
-        pieces = [(name, start, length) for name, _, start, length in _pieces(round) if length]
-        reading = [pool.submit(_read, folder / pieces[0][0], *pieces[0][1:])] if pieces else []
+        reading = pool.submit(_read, *pieces[0])
         for following in [*pieces[1:], None]:
-            data = reading.pop().result()
+            data = reading.result()
             if following:
-                reading.append(pool.submit(_read, folder / following[0], *following[1:]))
+                reading = pool.submit(_read, *following)
             dist.broadcast(data.to(device), 0)
 
 

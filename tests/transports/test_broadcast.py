@@ -20,8 +20,8 @@ from shared import weights
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import encode
-from shared.transports import broadcast
-from shared.transports.broadcast import backend_for, own_address
+from shared.transports import broadcast, carrier
+from shared.transports.broadcast import Round, backend_for, own_address
 from tests.e2e.command import REPOSITORY
 from tests.transports.conftest import KEYS
 from tests.transports.test_redis_chunks import files, say
@@ -62,6 +62,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def sender(config: Config, post) -> Iterator[BroadcastSender]:
     sender = BroadcastSender(config, post.client)
+    sender._carrier.up()
     yield sender
     sender.close()
     sender._thread.join(20)
@@ -139,14 +140,14 @@ async def test_an_actor_that_is_killed_in_the_middle_takes_neither_learner_nor_o
         fetching = asyncio.create_task(survivor.fetch(notice, None))
         print(file=doomed.stdin, flush=True)
         part = tmp_path / "doomed" / f".part-{folder.name}" / "model.safetensors"
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while not (part.exists() and part.stat().st_size):
                 await asyncio.sleep(0.02)
         assert not fetching.done()
         doomed.send_signal(signal.SIGKILL)
     post.client.delete(KEYS.actor(name))
     halt.unlink()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         received, there = await fetching
     assert there and files(received) == files(folder)
     assert "was broken" in caplog.text and not (tmp_path / "doomed" / folder.name).exists()
@@ -166,6 +167,12 @@ async def test_what_is_not_what_was_announced_is_no_version(sender, actor, publi
     assert there and files(received) == files(folder)
 
 
+def test_a_file_that_would_lie_elsewhere_ends_the_round():
+    round = Round("127.0.0.1", 1, 1, 2, "gloo", "v0000-00000000", "", [("../x", 1)], 1, 1.0)
+    with pytest.raises(ValueError, match="cannot be in a version"):
+        list(carrier._pieces(round))
+
+
 def test_nccl_is_for_members_with_a_gpu_each():
     assert backend_for(["a", "b", "c"]) == "nccl"
     assert backend_for(["a", "b", "a"]) == backend_for(["a", ""]) == backend_for(["", ""]) == "gloo"
@@ -173,5 +180,8 @@ def test_nccl_is_for_members_with_a_gpu_each():
 
 def test_the_learners_address_is_the_one_from_which_it_reaches_redis():
     assert own_address("127.0.0.1") == "127.0.0.1"
+    broadcast.listener("127.0.0.1").close()
+    with pytest.raises(UserError, match=r"cannot listen at '192\.0\.2\.1'.*name an address of it"):
+        broadcast.listener("192.0.2.1")
     with pytest.raises(UserError, match=r"no way to 'no\.such\.host\.invalid'.*weights\.address"):
         own_address("no.such.host.invalid")

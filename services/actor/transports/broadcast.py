@@ -24,7 +24,7 @@ from shared.transports.broadcast import Carrier, Round, RoundBroken, Wanted
 log = logging.getLogger("headrace")
 
 TRIES = 3
-INVITED_S = 60.0  # until the learner has held the rounds before this one
+INVITED_S = 120.0  # until the learner has held the rounds before this one
 
 
 class BroadcastReceiver(Received):

@@ -41,6 +41,7 @@ class BroadcastSender:
         self._root, self._client, self._keys = config.weights_dir, client, Keys(config.run.name)
         redis_host = urlsplit(config.redis.url).hostname or "127.0.0.1"
         self._address = config.weights.address or broadcast.own_address(redis_host)
+        broadcast.listener(self._address).close()
         self._device = "cpu" if config.learner.device == "cpu" else "cuda:0"
         self._carrier = Carrier(self._device)
         self._closed = threading.Event()
