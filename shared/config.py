@@ -87,7 +87,7 @@ class Config(settings.Section):
 
     @property
     def received_dir(self) -> Path:
-        """A folder of an actor's machine for the versions that came through Redis."""
+        """A folder of an actor's machine for the versions that travelled to it."""
         return Path(self.weights.received) if self.weights.received else self.run_dir / "received"
 
     @property

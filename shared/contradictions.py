@@ -68,7 +68,9 @@ def contradictions(c: Config) -> Iterator[str]:
         )
     if c.weights.delta and c.weights.transport != "redis":
         yield f"weights.delta is of weights.transport = 'redis', and it is '{c.weights.transport}': set one of the two."
-    if c.weights.transport == "redis" and c.received_dir == c.weights_dir:
+    if c.weights.address and c.weights.transport != "broadcast":
+        yield f"weights.address is of weights.transport = 'broadcast', and it is '{c.weights.transport}': leave it out."
+    if c.weights.transport != "folder" and c.received_dir == c.weights_dir:
         yield f"weights.received = '{c.received_dir}' is weights.dir, which is the learner's alone: name another."
     if c.weights.dtype != "model" and (c.learner.ranks > 1 or c.learner.lora_rank):
         yield (

@@ -45,6 +45,10 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--replay.adaptive_tau", "1", "--replay.tau", "0"], "replay.tau = 0 stays 0"),
         (["--learner.kl", "0.1"], "model.kl_reference"),
         (["--weights.delta", "true"], "weights.delta is of weights.transport = 'redis', and it is 'folder'"),
+        (
+            ["--weights.address", "10.0.0.1"],
+            "weights.address is of weights.transport = 'broadcast', and it is 'folder'",
+        ),
         (["--weights.transport", "redis", "--weights.received", "runs/run/weights"], "which is the learner's alone"),
         (["--weights.dtype", "bfloat16", "--learner.ranks", "2"], "leave it at 'model' with learner.ranks > 1"),
         (["--weights.dtype", "bfloat16", "--learner.lora_rank", "8"], "(adapters are float32)"),
