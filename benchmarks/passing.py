@@ -6,22 +6,20 @@ real store or not at all and says at once that it has trained, and that it has a
 
 import asyncio
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 import redis
 
+from benchmarks.peers import made_group, made_notice, made_record
 from benchmarks.scratch import replay_process, scratch_redis
 from services.actor.wire import Wire
 from shared import messages, streams
 from shared.config import Config, build
 from shared.group_store import GroupStore
-from shared.messages import Batch, Checkpointed, Finish, GroupHeader, Hello, Record, Sync, Task, Trained, WeightsNotice
-from shared.payload import Payload, encode_payload
+from shared.messages import Batch, Checkpointed, Finish, Hello, Sync, Task, Trained
 from shared.redis_client import connect
 from shared.streams import ACTORS, LEARNER, Entry, Inbox, Keys, SyncInbox
 from shared.versions import Version
@@ -49,22 +47,8 @@ class Actor:
 
     def made(self, entry: Entry) -> tuple[str, bytes, bytes]:
         """(id, header, payload) of a group that answers the task."""
-        task, n = messages.decode(entry.data, Task), self.tokens
-        g, total, version = task.group_size, n * task.group_size, Version(0, task.min_version)
-        payload = encode_payload(Payload(
-            id=task.id, run=self.config.run.name, prompt=np.arange(32, dtype=np.int32), lengths=np.full(g, n, np.int32),
-            tokens=np.ones(total, np.int32), mask=np.ones(total, bool), l_gen=np.full(total, -0.5, np.float32),
-            advantages=np.tile(np.array([1.0, -1.0], np.float32), g // 2),
-            version_runs=np.array([[total, *version]], np.int32),
-            turns=np.array([[i, 0, n] for i in range(g)], np.int32), documents=[[] for _ in range(g)],
-        ))  # fmt: skip
-        header = GroupHeader(
-            id=task.id, kind=task.kind, number=task.number, attempt=task.attempt, round=task.round,
-            actor=self.wire.name, data_source=task.data_source, rewards=[1.0, 0.0] * (g // 2),
-            correct=[True, False] * (g // 2), signs=[1, -1] * (g // 2), statuses=["finished"] * g, prompt_tokens=32,
-            sampled_tokens=[n] * g, total_tokens=[n] * g, searches=[0] * g, version_min=version, version_max=version,
-            headroom=0.5, payload_bytes=len(payload), seconds=0.0, env_seconds=0.0, fingerprints={},
-        )  # fmt: skip
+        task = messages.decode(entry.data, Task)
+        header, payload = made_group(self.config.run.name, task, self.tokens, Version(0, task.min_version))
         return task.id, messages.encode(header), payload
 
     async def put(self, entry: Entry) -> int:
@@ -125,7 +109,7 @@ def learn(url: str, run: str, fetch: bool) -> None:
                         fetched = store.fetch(batch.fresh, reference=False)
                         assert not fetched.refused, fetched.refused
                     step = batch.step + 1
-                    records = [record(id) for id in batch.fresh]
+                    records = [made_record(id, tokens=10, headroom=0.5, drift=0.0) for id in batch.fresh]
                     version = Version(0, step)
                     say(
                         client,
@@ -146,14 +130,6 @@ def say(client: redis.Redis, keys: Keys, result: messages.Message) -> None:
     """A result, with the notice of its version."""
     with client.pipeline(transaction=True) as pipe:
         if isinstance(result, Trained | Hello):
-            notice = WeightsNotice(version=result.version, location=result.version.directory, digest="", size=0,
-                                   published=time.time(), canary=[])  # fmt: skip
-            streams.add(pipe, keys.weights, messages.encode(notice), keep=16)
+            streams.add(pipe, keys.weights, messages.encode(made_notice(result.version)), keep=16)
         streams.add(pipe, keys.results, messages.encode(result))
         pipe.execute()
-
-
-def record(id: str) -> Record:
-    """What a learner says of a group it has trained."""
-    return Record(id=id, tokens=10, tokens_positive=5, tokens_negative=5, mean_p_positive=0.5, mean_p_negative=0.5,
-                  headroom=0.5, sum_d=0.0, sum_d2=0.0, max_abs_d=0.0, k3=0.0, dead_share=0.0)  # fmt: skip

@@ -5,32 +5,18 @@ import random
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 import redis.asyncio
 
+from benchmarks.peers import Actor, Learner, made_record
 from shared import messages, streams
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
-from shared.group_store import GroupStore
-from shared.messages import (
-    Batch,
-    Checkpointed,
-    Finish,
-    GroupHeader,
-    Hello,
-    Record,
-    Scan,
-    ScanResult,
-    Sync,
-    Task,
-    Trained,
-)
+from shared.messages import Batch, GroupHeader, Record, Scan, Task
 from shared.prompts import Example
-from shared.redis_client import SHORT_SHARE, connect_async, is_full
-from shared.streams import ACTORS, LEARNER, Inbox, Keys
+from shared.redis_client import SHORT_SHARE, connect_async, is_full, room
 from shared.versions import Version
 
 _closers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[None]]] = WeakKeyDictionary()
@@ -72,42 +58,24 @@ class Questions:
         )
 
 
-class PeerActor:
+class PeerActor(Actor):
     """Answers tasks after a random time; some attempts fail; the learner's version at the start is the group's."""
 
     def __init__(self, url: str, config: Config, seed: int, fail_share: float = 0.0, payload_bytes: int = 64) -> None:
-        self.client, self.keys = client_of(url), Keys(config.run.name)
-        self.rng, self.fail_share, self.slots = random.Random(seed), fail_share, 4
+        name = f"peer-{uuid.uuid4().hex[:6]}"
+        super().__init__(client_of(url), config, name, slots=4, reclaim_ms=400, block_ms=50)
+        self.rng, self.fail_share = random.Random(seed), fail_share
         self.payload_bytes = payload_bytes
         self.right_share = 0.5
         self.fingerprints = {"tokenizer": "a"}
         self.refused = 0  # times that a full server sent a group back
-        self.id = f"peer-{uuid.uuid4().hex[:6]}"
-        self.store = GroupStore(self.client, self.keys)
         self.version = Version(0, 0)
         self.begun_too_early: list[str] = []
         self.headers: dict[str, GroupHeader] = {}
 
-    async def run(self) -> None:
-        inbox = Inbox(self.client, self.keys.tasks, ACTORS, self.id, reclaim_ms=400)
-        running: set[asyncio.Task] = set()
-        while True:
-            raise_if_cancelled()
-            entries = await inbox.read(self.slots - len(running), block_ms=50) if len(running) < self.slots else []
-            for entry in entries:
-                running.add(asyncio.create_task(self._answer(entry)))
-            if running:
-                await asyncio.wait(running, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
-            for done in [t for t in running if t.done()]:
-                done.result()
-                running.discard(done)
-
     async def _answer(self, entry: streams.Entry) -> None:
         task = messages.decode(entry.data, Task)
-        notice: Any = await self.client.xrevrange(self.keys.weights, count=1)
-        if notice:  # else the server was emptied
-            self.version = messages.decode(notice[0][1][streams.FIELD], messages.WeightsNotice).version
-        version = self.version
+        self.version = version = await self.newest_version() or self.version
         if version.number < task.min_version and version.lineage == 0:
             self.begun_too_early.append(task.id)
         await asyncio.sleep(self.rng.expovariate(1 / 0.004))
@@ -156,19 +124,14 @@ def signs_of(correct: list[bool]) -> list[int]:
     return [1 if c else -1 for c in correct] if len(set(correct)) > 1 else [0] * len(correct)
 
 
-class PeerLearner:
+class PeerLearner(Learner):
     """Trains by counting; checkpoints every `every` steps. `trained` is what it has trained, per lineage."""
 
     def __init__(self, url: str, config: Config, every: int = 3, seed: int = 0, max_drift: float = 0.02) -> None:
-        self.url, self.config, self.keys, self.every = url, config, Keys(config.run.name), every
-        self.client = client_of(url)
-        self.saved = 0
-        self.saved_cursor: messages.Cursor | None = None
-        self.lineage = -1
+        super().__init__(client_of(url), config, every)
         self.trained: list[tuple[int, Batch]] = []
         self.scans: list[Scan] = []
         self.rng, self.max_drift = random.Random(seed), max_drift
-        self.finished = False
         self.heeds_memory = False
         self.headers: dict[str, GroupHeader] = {}  # of all groups, for a test to look at
 
@@ -180,74 +143,24 @@ class PeerLearner:
 
     async def run(self) -> None:
         """One life: from the checkpoint until cancelled or finished."""
-        self.lineage += 1
-        step = self.saved
-        inbox = Inbox(self.client, self.keys.work, LEARNER, "learner")
-        cursor, told = self.saved_cursor, {}
-        await self._publish(Version(self.lineage, step), Hello(version=Version(self.lineage, step), cursor=cursor))
-        unsaved: list[bytes] = []
-        while True:
+        await self.begin()
+        while not self.finished:
             raise_if_cancelled()
-            for entry in await inbox.read(8, block_ms=50):
-                match messages.decode(entry.data, messages.Work):
-                    case Scan() as scan:
-                        self.scans.append(scan)
-                        records = [self.scanned(scan, id) for id in scan.ids] if scan.step == step else []
-                        result = ScanResult(scan=scan.scan, step=scan.step, version=Version(self.lineage, step),
-                                            records=records, seconds=0.001)  # fmt: skip
-                        async with self.client.pipeline(transaction=True) as pipe:
-                            streams.add(pipe, self.keys.results, messages.encode(result))
-                            streams.ack(pipe, entry.stream, LEARNER, entry.id)
-                            await pipe.execute()
-                    case Batch() as batch:
-                        if batch.step < self.saved:
-                            await inbox.ack(entry.id)
-                            continue
-                        unsaved.append(entry.id)
-                        if batch.step < step:
-                            continue
-                        assert batch.step == step, f"batch {batch.step} at step {step}"
-                        await asyncio.sleep(0.002)
-                        self.trained.append((self.lineage, batch))
-                        step += 1
-                        version = Version(self.lineage, step)
-                        records = [self.record(id) for id in [*batch.replay, *batch.fresh]]
-                        told[batch.step] = Trained(step=batch.step, version=version, records=records,
-                                                   rejected=[], metrics={"loss": 0.0})  # fmt: skip
-                        cursor = batch.cursor
-                        await self._publish(version, told[batch.step])
-                        if step % self.every == 0 or (self.heeds_memory and await self._memory_is_short()):
-                            self.saved, self.saved_cursor = step, cursor
-                            async with self.client.pipeline(transaction=True) as pipe:
-                                streams.ack(pipe, entry.stream, LEARNER, *unsaved)
-                                streams.add(
-                                    pipe, self.keys.results, messages.encode(Checkpointed(version=version, step=step))
-                                )
-                                await pipe.execute()
-                            unsaved.clear()
-                    case Sync() as sync:
-                        for lacking in [told[s] for s in sync.batches if s >= sync.step and s in told]:
-                            await self._publish(Version(self.lineage, step), lacking)
-                        version = Version(self.lineage, step)
-                        await self._publish(version, Hello(version=version, cursor=cursor))
-                        await inbox.ack(entry.id)
-                    case Finish():
-                        await inbox.ack(entry.id)
-                        self.finished = True
-                        return
+            for entry in await self.inbox.read(8, block_ms=50):
+                await self.handle(entry)
 
-    async def _memory_is_short(self) -> bool:
-        memory = await self.client.info("memory")
-        return 0 < SHORT_SHARE * memory["maxmemory"] < memory["used_memory"]
+    async def scan(self, scan: Scan) -> list[Record]:
+        self.scans.append(scan)
+        return [self.scanned(scan, id) for id in scan.ids]
 
-    async def _publish(self, version: Version, result: messages.Message) -> None:
-        notice = messages.WeightsNotice(
-            version=version, location=version.directory, digest="", size=0, published=0.0, canary=[]
-        )
-        async with self.client.pipeline(transaction=True) as pipe:
-            streams.add(pipe, self.keys.weights, messages.encode(notice), keep=16)
-            streams.add(pipe, self.keys.results, messages.encode(result))
-            await pipe.execute()
+    async def train(self, batch: Batch) -> list[Record]:
+        await asyncio.sleep(0.002)
+        self.trained.append((self.lineage, batch))
+        return [self.record(id) for id in [*batch.replay, *batch.fresh]]
+
+    async def is_due(self) -> bool:
+        short = self.heeds_memory and room(await self.client.info("memory"), SHORT_SHARE) < 0
+        return short or await super().is_due()
 
     def scanned(self, scan: Scan, id: str) -> Record:
         entropies = {i: self.rng.random() for i in range(self.config.rollout.group_size)}
@@ -255,7 +168,4 @@ class PeerLearner:
 
     def record(self, id: str) -> Record:
         drift, headroom = self.rng.random() * self.max_drift, self.rng.random()
-        return Record(id=id, tokens=56, tokens_positive=28, tokens_negative=28, mean_p_positive=0.5,
-        mean_p_negative=0.5,
-                      headroom=headroom, sum_d=0.0, sum_d2=drift * 56, max_abs_d=0.1, k3=0.0, dead_share=0.0,
-                      headroom_ref=headroom)  # fmt: skip
+        return made_record(id, 56, headroom, drift)
