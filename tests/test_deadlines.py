@@ -108,10 +108,13 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "watch_engine ends it after STUCK_S",
     # bounded by something that does not stand in the same function
     (
-        "services/actor/retrieval.py:Retriever.search",
+        "services/actor/retrieval.py:RetrievalClient.search",
         "await answer",
     ): "its request has env.timeout_s and env.retries, and always answers",
-    ("services/actor/retrieval.py:Retriever._read", "response.aiter_bytes()"): "each read has the client's time limit",
+    (
+        "services/actor/retrieval.py:RetrievalClient._read",
+        "response.aiter_bytes()",
+    ): "each read has the client's time limit",
     ("services/env_search/requests.py:read_body", "chunks"): "the request has a deadline in app.py",
     (
         "services/replay/window/answers.py:Gate.__call__",
@@ -221,7 +224,7 @@ GATHERED: dict[str, str] = {
     "cli/run/processes.py:Supervisor.stop": "every process is given KILL_S",
     "services/actor/engines/vllm_engine.py:VllmEngine.score": "see _outputs",
     "services/actor/group.py:_play_all": "cancelled",
-    "services/actor/retrieval.py:Retriever._answer": "each request has env.timeout_s and env.retries",
+    "services/actor/retrieval.py:RetrievalClient._answer": "each request has env.timeout_s and env.retries",
     "services/actor/tasks.py:Tasks.stop": "cancelled",
     "services/env_search/app.py:Retriever.retrieve": "the request has a deadline",
     "services/env_search/app.py:create_app.lifespan": "cancelled",

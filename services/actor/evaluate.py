@@ -23,7 +23,7 @@ from services.actor.engines.choice import make_engine
 from services.actor.engines.engine import Engine, EngineFailed
 from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine
-from services.actor.retrieval import Retriever
+from services.actor.retrieval import RetrievalClient
 from services.actor.rollout import Budget, Player, Rollout
 from services.actor.text import Codec
 from services.actor.verdicts import answered
@@ -169,7 +169,7 @@ async def _answer(
     config: Config, job: Job, questions: list[Question], file: AnswersFile, engine: MeteredEngine
 ) -> None:
     codec = await asyncio.to_thread(Codec, find_model(config.model.path))
-    retriever = Retriever.of(config) if config.env.kind == "search" else None
+    retriever = RetrievalClient.of(config) if config.env.kind == "search" else None
     try:
         await engine.start()
         log.info("engine %s is up", engine.name)

@@ -28,7 +28,7 @@ class RetrievalFailed(Exception):
     """The retriever did not answer within its retries, or refused the query; the rollout is masked, never scored 0."""
 
 
-class Retriever:
+class RetrievalClient:
     """`search` from any number of tasks. Use `async with`."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Retriever:
     @classmethod
     def of(
         cls, config: Config, *, on_retry: Callable[[], None] = lambda: None, latency: Latency | None = None
-    ) -> "Retriever":
+    ) -> "RetrievalClient":
         """The client of the retriever that a configuration names."""
         return cls(
             config.env.url,
@@ -67,7 +67,7 @@ class Retriever:
             latency=latency,
         )
 
-    async def __aenter__(self) -> "Retriever":
+    async def __aenter__(self) -> "RetrievalClient":
         return self
 
     async def __aexit__(self, *_: object) -> None:

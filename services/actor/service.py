@@ -19,7 +19,7 @@ from services.actor.engines.choice import make_engine
 from services.actor.engines.engine import Engine, EngineFailed
 from services.actor.follower import Follower
 from services.actor.metered import MeteredEngine
-from services.actor.retrieval import Retriever
+from services.actor.retrieval import RetrievalClient
 from services.actor.rollout import Budget, Player
 from services.actor.run_over import RunOver, raise_if_over, watch_end
 from services.actor.tasks import Tasks
@@ -71,7 +71,7 @@ class Actor:
         self.tasks = Tasks(config, self.wire, self.follower)
         self.port = 0
         self.ready = False
-        self._retriever: Retriever | None = None
+        self._retriever: RetrievalClient | None = None
 
     async def run(self) -> None:
         """All loops; the first that fails ends the actor."""
@@ -121,7 +121,7 @@ class Actor:
         started = time.monotonic()
         await heartbeat.start_engine(self.engine)
         if c.env.kind == "search":
-            self._retriever = Retriever.of(c, on_retry=metrics.RETRIES.inc, latency=parse_latency(c.env.latency))
+            self._retriever = RetrievalClient.of(c, on_retry=metrics.RETRIES.inc, latency=parse_latency(c.env.latency))
         retriever = self._retriever
 
         async def marks() -> dict[str, str]:

@@ -11,7 +11,7 @@ from services.actor import evaluate
 from services.actor.engines.engine import Finish, Generation, Sampling
 from services.actor.evaluate import ATTEMPTS, serve
 from services.actor.observation import Document
-from services.actor.retrieval import RetrievalFailed, Retriever
+from services.actor.retrieval import RetrievalClient, RetrievalFailed
 from services.actor.rollout import Rollout
 from services.actor.scoring import score_rollouts
 from services.actor.text import Codec
@@ -141,13 +141,13 @@ async def test_a_sample_whose_environment_failed_is_tried_again(
 ):
     calls: list[int] = []
 
-    async def search(self: Retriever, query: str, seed: int = 0) -> list[Document]:
+    async def search(self: RetrievalClient, query: str, seed: int = 0) -> list[Document]:
         calls.append(seed)
         if len(calls) == 1:
             raise RetrievalFailed("once")
         return [Document("d", "t", "b")]
 
-    monkeypatch.setattr(Retriever, "search", search)
+    monkeypatch.setattr(RetrievalClient, "search", search)
     write_job(tmp_path / "e", [question(0)], samples=1)
     await serve(searching, tmp_path / "e", ScriptedEngine(search_then_answer(Codec(model_dir))))
     (answered,) = answers_of(tmp_path / "e")
@@ -177,10 +177,10 @@ async def test_a_sample_that_ran_out_of_time_is_not_replaced_by_a_shorter_draw(
 async def test_a_retriever_that_is_gone_ends_it_with_a_sentence(
     searching: Config, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def search(self: Retriever, query: str, seed: int = 0) -> list[Document]:
+    async def search(self: RetrievalClient, query: str, seed: int = 0) -> list[Document]:
         raise RetrievalFailed("gone")
 
-    monkeypatch.setattr(Retriever, "search", search)
+    monkeypatch.setattr(RetrievalClient, "search", search)
     write_job(tmp_path / "e", [question(i) for i in range(50)], samples=1)
     with pytest.raises(UserError, match="has not answered for 7 rollouts in a row"):
         await serve(searching, tmp_path / "e", ScriptedEngine(search_then_answer(Codec(model_dir))))
@@ -189,10 +189,10 @@ async def test_a_retriever_that_is_gone_ends_it_with_a_sentence(
 async def test_one_question_that_the_environment_refuses_is_left_unscored(
     searching: Config, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def search(self: Retriever, query: str, seed: int = 0) -> list[Document]:
+    async def search(self: RetrievalClient, query: str, seed: int = 0) -> list[Document]:
         raise RetrievalFailed("refused")
 
-    monkeypatch.setattr(Retriever, "search", search)
+    monkeypatch.setattr(RetrievalClient, "search", search)
     write_job(tmp_path / "e", [question(0)], samples=1)
     engine = ScriptedEngine(search_then_answer(Codec(model_dir)))
     await serve(searching, tmp_path / "e", engine)

@@ -14,7 +14,7 @@ import pytest
 
 from services.actor.assemble import Origin, assemble
 from services.actor.engines.engine import Finish, Sampling
-from services.actor.retrieval import MAX_ANSWER_BYTES, RetrievalFailed, Retriever
+from services.actor.retrieval import MAX_ANSWER_BYTES, RetrievalClient, RetrievalFailed
 from services.actor.rollout import Budget, Player, Rollout
 from services.actor.scoring import score_rollouts
 from services.actor.text import Codec
@@ -107,7 +107,10 @@ async def play(
     engine = ScriptedEngine(say)
     budget = Budget(max_tokens=200, max_turn_tokens=20, max_turns=2, max_observation_tokens=tokens)
     rollout = Rollout()
-    async with Retrieval(handle) as server, Retriever(server.url, topk=3, timeout_s=timeout_s, retries=1) as retriever:
+    async with (
+        Retrieval(handle) as server,
+        RetrievalClient(server.url, topk=3, timeout_s=timeout_s, retries=1) as retriever,
+    ):
         await Player(engine, codec, budget, retriever.search).play(rollout, codec.encode("c d"), 1.0, lambda turn: turn)
     return rollout, engine
 
@@ -148,7 +151,10 @@ async def test_answers_that_come_in_another_order_reach_their_askers():
         result = {"result": [[{"id": q, "contents": f'"{q}"\n{q}'}] for q in queries]}
         await says(result)(queries, writer)
 
-    async with Retrieval(late_first) as server, Retriever(server.url, topk=1, timeout_s=10, retries=0) as retriever:
+    async with (
+        Retrieval(late_first) as server,
+        RetrievalClient(server.url, topk=1, timeout_s=10, retries=0) as retriever,
+    ):
         first = asyncio.create_task(retriever.search("first"))
         await asyncio.sleep(0.05)  # a request of its own
         second = await retriever.search("second")
@@ -158,7 +164,7 @@ async def test_answers_that_come_in_another_order_reach_their_askers():
 
 async def test_a_caller_is_told_when_the_client_itself_is_closed():
     async with Retrieval(silence) as server:
-        retriever = Retriever(server.url, topk=1, timeout_s=30, retries=0)
+        retriever = RetrievalClient(server.url, topk=1, timeout_s=30, retries=0)
         asked = asyncio.create_task(retriever.search("q"))
         await asyncio.sleep(0.05)
         await retriever.close()

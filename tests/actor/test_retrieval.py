@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.actor.retrieval import RetrievalFailed, Retriever
+from services.actor.retrieval import RetrievalClient, RetrievalFailed
 from shared.latency import parse_latency
 
 
@@ -66,8 +66,8 @@ def right(queries: list[str]) -> tuple[int, object]:
     return 200, {"result": [[hit(q)] for q in queries]}
 
 
-def client(server: Server, retries: int = 2, timeout_s: float = 5.0, **more) -> Retriever:
-    return Retriever(server.url, topk=1, timeout_s=timeout_s, retries=retries, **more)
+def client(server: Server, retries: int = 2, timeout_s: float = 5.0, **more) -> RetrievalClient:
+    return RetrievalClient(server.url, topk=1, timeout_s=timeout_s, retries=retries, **more)
 
 
 async def test_queries_at_once_travel_together_and_come_back_to_their_askers():

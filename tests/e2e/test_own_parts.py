@@ -14,7 +14,7 @@ from cli.run.recorder import read_records
 from examples.calculator.server import answer
 from examples.own_reward.working import working
 from services.actor.observation import observation
-from services.actor.retrieval import Retriever
+from services.actor.retrieval import RetrievalClient
 from tests.e2e.command import REPOSITORY, overrides
 from tests.e2e.conftest import Start
 
@@ -65,7 +65,7 @@ def test_the_example_of_a_reward_scores_every_rollout_of_a_run(start: Start, fol
 
 
 async def test_a_calculator_answers_through_the_retriever_s_client(calculator: str):
-    retriever = Retriever(calculator, topk=3, timeout_s=10, retries=0)
+    retriever = RetrievalClient(calculator, topk=3, timeout_s=10, retries=0)
     async with retriever:
         assert await retriever.index() == "calculator-1"
         (found,) = await retriever.search("12 * (3 + 4)")
