@@ -10,7 +10,7 @@
 A change is a transaction: it alters the objects here and queues the same change, the messages it causes and the
 acknowledgement of the entry that caused it, on one MULTI. If that fails in any way the objects are thrown away and
 loaded again, so memory never runs ahead of Redis. An epoch, raised by each replay process at its start, keeps a
-process that was presumed dead from writing.
+process that was presumed dead from writing; a server that has a lower one has lost the start of the younger.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ PAGE = 256  # entries of a table that are read and filed before others have thei
 
 
 class Emptied(RedisError):
-    """The server has lost this run: what is here is void, and the state is loaded again."""
+    """The server has lost this run, or the end of it: what is here is void, and the state is loaded again."""
 
 
 class Superseded(RuntimeError):
@@ -54,7 +54,7 @@ class State:
         self.retired: dict[str, Retired] = {}
         self.evals: dict[str, Outcome] = {}
         self.kept: dict[str, Kept] = {}
-        self.payload_bytes = 0  # what the payloads of all groups in Redis take: fresh, stored and retired ones
+        self.payload_bytes = 0  # what all groups take in Redis: fresh, stored and retired ones
         self.refused, self.refusal = 0, ""  # training prompts in a row that cannot be used, and why; not durable
 
 
@@ -172,13 +172,15 @@ class Store:
         self._epoch = 0
 
     async def take_over(self) -> int:
-        """Become the one replay process that may write, once in this process's life; returns the life's number.
+        """Become the one replay process that may write; returns this life's number.
 
-        On a server that was emptied the number starts again from 1, and so does the run.
+        Once in this process's life, and again where the server has lost that: then under a number above its own, which
+        no process that it had replaced can have.
         """
-        epoch = _table(self.keys, "epoch")
-        if self._epoch == 0 or not await self.client.exists(epoch):
-            self._epoch = int(await self.client.incr(epoch))
+        key = _table(self.keys, "epoch")
+        epoch = int(await self.client.get(key) or 0)
+        if self._epoch == 0 or epoch < self._epoch:
+            self._epoch = int(await self.client.incrby(key, max(self._epoch - epoch, 0) + 1))
         return self._epoch
 
     async def load(self, now: float) -> State:
@@ -234,9 +236,10 @@ class Store:
         self._check(await self.client.get(_table(self.keys, "epoch")))
 
     def _check(self, epoch: bytes | str | None) -> None:
-        if epoch is None:
-            raise Emptied("the server has lost the run's state")
-        if int(epoch) != self._epoch:
+        found = int(epoch or 0)
+        if found < self._epoch:
+            raise Emptied("the server has lost the run's state, or its last seconds")
+        if found > self._epoch:
             raise Superseded("another replay process has taken over this run: this one leaves.")
 
     async def _read(self, table: str, kind: Any) -> dict[str, Any]:
@@ -251,7 +254,7 @@ class Store:
 
 
 def _bytes(value: Any) -> int:
-    """What the payload of a FreshGroup, Row or Retired takes; nothing of anything else."""
+    """What a FreshGroup, Row or Retired takes in Redis; nothing of anything else."""
     return getattr(value, "bytes", 0)
 
 

@@ -60,12 +60,16 @@ class Run:
     async def go_back_to(self, snapshot: list[bytes]) -> None:
         """What replay, which sees its connections die with the server, finds when it has loaded its state again."""
         await stop(self.replay)
-        await cast(Any, self.client.eval(_RESTORE, 0, self.keys.prefix + "*", *snapshot))
+        await self.restore(snapshot)
         self.replay = self._new_replay()
+
+    async def restore(self, snapshot: list[bytes]) -> None:
+        """The server is what it was then, under all who live."""
+        await cast(Any, self.client.eval(_RESTORE, 0, self.keys.prefix + "*", *snapshot))
 
     async def empty(self) -> None:
         """Everything is gone at once."""
-        await cast(Any, self.client.eval(_RESTORE, 0, self.keys.prefix + "*"))
+        await self.restore([])
 
     async def close(self) -> State:
         await stop(self.replay, self.learning, *self.acting)
@@ -94,6 +98,22 @@ async def test_a_server_that_went_back_in_time_costs_no_step_and_no_prompt(make_
     assert [batch.step for _, batch in run.learner.trained] == list(range(14)), "no step is trained twice or left out"
     assert sorted(run.numbers) == list(range(14 * config.learner.batch)), "every prompt once"
     assert state.counters.step == 14 and not state.tasks and not state.fresh
+
+
+async def test_a_server_that_has_lost_the_start_of_the_newest_replay_does_not_end_it(make_config):
+    run = Run(make_config(run={"steps": 9}))
+    async with asyncio.timeout(60):
+        await run.trained(2)
+        await stop(run.replay)
+        before = await run.snapshot()
+        run.replay = run._new_replay()
+        await run.trained(4)
+        await run.restore(before)  # with the epoch of the process before
+        await run.trained(10**9)
+    assert int(await run.client.get(run.keys.prefix + "replay:epoch") or 0) == 3, "above that of each life before"
+    state = await run.close()
+    assert [batch.step for _, batch in run.learner.trained] == list(range(9))
+    assert sorted(run.numbers) == list(range(9 * run.config.learner.batch)) and state.counters.step == 9
 
 
 @pytest.mark.slow
