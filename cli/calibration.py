@@ -28,7 +28,7 @@ FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)  # of the run's tau
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateEstimate:
     """What a gate at `tau` would have done. KL is None where it would have let nothing in."""
 
     tau: float
@@ -55,7 +55,7 @@ class Gate:
         return "open" if self.acceptance > OPEN else ""
 
 
-def gates(steps: Sequence[Mapping[str, Any]], tau: float) -> list[Gate]:
+def gates(steps: Sequence[Mapping[str, Any]], tau: float) -> list[GateEstimate]:
     """The gates at FACTORS of `tau`, from step events; steps that scanned nothing say nothing.
 
     A step whose own tau was another one (an adaptive gate) is read between its points, linearly in log tau.
@@ -65,7 +65,7 @@ def gates(steps: Sequence[Mapping[str, Any]], tau: float) -> list[Gate]:
     return [_gate(scanned, third, tau, factor * tau) for factor in FACTORS] if scanned else []
 
 
-def suggest(found: Sequence[Gate]) -> tuple[Gate, str]:
+def suggest(found: Sequence[GateEstimate]) -> tuple[GateEstimate, str]:
     """(the gate to take, why). There must be gates."""
     good = [gate for gate in found if not gate.judgement]
     if good:
@@ -85,14 +85,14 @@ def suggest(found: Sequence[Gate]) -> tuple[Gate, str]:
     return best, f"{why}, so it hardly decides anything: try one between it and the next below."
 
 
-def _gate(scanned: Sequence[Mapping[str, Any]], third: int, base: float, tau: float) -> Gate:
+def _gate(scanned: Sequence[Mapping[str, Any]], third: int, base: float, tau: float) -> GateEstimate:
     weights = [float(s["scanned"]) for s in scanned]
     at = [tau / float(s.get("tau") or base) for s in scanned]
     let_in = [_between(s["what_if_tau"], factor) or 0.0 for s, factor in zip(scanned, at, strict=True)]
     kl = [_between(s.get("what_if_kl") or {}, factor) for s, factor in zip(scanned, at, strict=True)]
     # a step's KL counts as much as the groups it is the mean of
     counts = [w * a for w, a in zip(weights, let_in, strict=True)]
-    return Gate(
+    return GateEstimate(
         tau=tau,
         acceptance=sum(counts) / sum(weights),
         acceptance_last=sum(counts[-third:]) / sum(weights[-third:]),

@@ -117,7 +117,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "each read has the client's time limit",
     ("services/env_search/requests.py:read_body", "chunks"): "the request has a deadline in app.py",
     (
-        "services/replay/window/answers.py:Gate.__call__",
+        "services/replay/window/answers.py:RequestLimit.__call__",
         "self._free.acquire()",
     ): "who holds it waits for Redis for REDIS_S at most",
     (

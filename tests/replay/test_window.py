@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from services.replay.http import make_app
 from services.replay.service import Replay
-from services.replay.window.answers import Gate
+from services.replay.window.answers import RequestLimit
 from shared.cancellation import stop
 from shared.config import Config
 from shared.http_server import listen, serve_http
@@ -189,11 +189,11 @@ async def test_where_redis_forbids_payloads_a_sentence_says_so(make_config: Make
 
 
 async def test_a_crowd_is_refused_and_not_queued():
-    gate, entered = Gate(at_once=2, waiting=1), []
+    limit, entered = RequestLimit(at_once=2, waiting=1), []
 
     async def visit(leave: asyncio.Event) -> str:
         try:
-            async for _ in gate():
+            async for _ in limit():
                 entered.append(1)
                 await leave.wait()
         except Exception as error:  # noqa: BLE001  FastAPI's own class of refusals, told by its status

@@ -46,7 +46,7 @@ async def redis_answers() -> AsyncIterator[None]:
         raise HTTPException(503, "Redis does not answer.", {"Retry-After": "2"}) from None
 
 
-class Gate:
+class RequestLimit:
     """A dependency of every route: AT_ONCE requests run, WAITING more wait, the rest is refused with status 503."""
 
     def __init__(self, at_once: int = AT_ONCE, waiting: int = WAITING) -> None:

@@ -25,7 +25,7 @@ from services.replay.tasks import question_of
 from services.replay.window import files as window_files
 from services.replay.window import shown as window
 from services.replay.window.actors import Actors
-from services.replay.window.answers import Gate, IfNoneMatch, answer, redis_answers, unchanged
+from services.replay.window.answers import IfNoneMatch, RequestLimit, answer, redis_answers, unchanged
 from services.replay.window.history import History
 from shared.errors import UserError
 from shared.messages import GroupHeader
@@ -38,7 +38,7 @@ def window_routes(replay: Replay) -> APIRouter:
     """The routes over a running service."""
     history, actors = History(replay.client, replay.keys), Actors(replay.client, replay.keys)
     life = secrets.token_hex(4)  # no tag outlives the process
-    routes = APIRouter(dependencies=[Depends(Gate())])
+    routes = APIRouter(dependencies=[Depends(RequestLimit())])
     routes.include_router(window_files.file_routes(replay.config.model.path))
 
     @routes.get("/window/now")
