@@ -17,7 +17,7 @@ import torch
 
 from services.actor.engines.engine import Finish, add_run
 from services.actor.engines.torch_model import TorchModel
-from services.actor.engines.torch_row import Row
+from services.actor.engines.torch_request import Request
 from shared.versions import Version
 
 PREFILL_TOKENS = 8192  # of one prefill, padding included
@@ -35,8 +35,8 @@ class Batch:
         """`decode` finds stop strings; `ends` are the ids that end a turn; `alone`: no two rows share anything."""
         self.model, self.decode, self.ends, self.alone = model, decode, frozenset(ends), alone
         self.cache = model.new_cache()
-        self.joining: list[Row] = []
-        self.running: list[Row] = []  # row i is in slot i
+        self.joining: list[Request] = []
+        self.running: list[Request] = []  # row i is in slot i
         self._kept: OrderedDict[tuple[int, ...], Entries] = OrderedDict()
         self._kept_bytes = 0
         self._text: dict[int, str] = {}
@@ -74,8 +74,8 @@ class Batch:
             self._drop(lambda row: row.finish is not None)
         return sampled
 
-    def _prefill(self, rows: list[Row], version: Version) -> None:
-        alike: dict[tuple[int, ...], list[Row]] = {}
+    def _prefill(self, rows: list[Request], version: Version) -> None:
+        alike: dict[tuple[int, ...], list[Request]] = {}
         for row in rows:
             alike.setdefault(tuple(row.ids), []).append(row)
         past = {ids: self._claim(ids) for ids in alike}
@@ -108,7 +108,7 @@ class Batch:
                 return entries
         return []
 
-    def _sample(self, rows: list[Row], logits: torch.Tensor, version: Version) -> None:
+    def _sample(self, rows: list[Request], logits: torch.Tensor, version: Version) -> None:
         tokens, logprobs = sample(logits, [row.sampling.temperature for row in rows], [_uniform(row) for row in rows])
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.ids.append(token)
@@ -116,7 +116,7 @@ class Batch:
             add_run(row.version_runs, 1, version)
             row.finish = self._finish(row, token)
 
-    def _finish(self, row: Row, token: int) -> Finish | None:
+    def _finish(self, row: Request, token: int) -> Finish | None:
         if token in self.ends:
             return "eos"
         if row.sampling.stop and self._may_complete(token, row.sampling.stop):
@@ -132,7 +132,7 @@ class Batch:
             text = self._text[token] = self.decode([token])
         return any(s[-1] in text or not s[-1].isascii() for s in stop)
 
-    def _drop(self, leaves: Callable[[Row], bool]) -> None:
+    def _drop(self, leaves: Callable[[Request], bool]) -> None:
         for slot in range(len(self.running) - 1, -1, -1):
             row = self.running[slot]
             if not leaves(row):
@@ -147,7 +147,7 @@ class Batch:
             if not row.cancelled:
                 row.deliver(row)
 
-    def _keep(self, slot: int, row: Row) -> None:
+    def _keep(self, slot: int, row: Request) -> None:
         length = len(row.ids) - 1
         ids = tuple(row.ids[:length])
         if same := self._kept.pop(ids, None):  # of a rollout that ended alike
@@ -173,7 +173,7 @@ def sample(
     return tokens.tolist(), logp.gather(-1, tokens[:, None])[:, 0].tolist()
 
 
-def _uniform(row: Row) -> float:
+def _uniform(row: Request) -> float:
     return row.uniform.random() if row.sampling.temperature else 0.0
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from services.actor.engines import engine
 from services.actor.engines.canary import check_canary, tolerance
 from services.actor.engines.engine import EngineFailed, Generation, Sampling
-from services.actor.engines.torch_row import Row
+from services.actor.engines.torch_request import Request
 from services.actor.text import Codec
 from shared.config import Config
 from shared.messages import WeightsNotice
@@ -43,7 +43,7 @@ class TorchEngine:
         self.version: Version | None = None
         self.progress = 0
         self.device = ""
-        self._commands: queue.SimpleQueue[Callable[[], None] | Row | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], None] | Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
         self._model: TorchModel | None = None
         self._batch: Batch | None = None
@@ -60,7 +60,7 @@ class TorchEngine:
     async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
         """One turn."""
         future = self._future()
-        row = Row(list(ids), sampling, deliver=lambda r: self._resolve(future, r.generation()))
+        row = Request(list(ids), sampling, deliver=lambda r: self._resolve(future, r.generation()))
         self._commands.put(row)
         try:
             return await future
@@ -147,7 +147,7 @@ class TorchEngine:
                 return True
             if command is None:
                 return False
-            if isinstance(command, Row):
+            if isinstance(command, Request):
                 self._loaded[1].joining.append(command)
             else:
                 command()

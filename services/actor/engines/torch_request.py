@@ -10,12 +10,12 @@ from shared.versions import Version
 
 
 @dataclass(eq=False)
-class Row:
+class Request:
     """A request. `ids` grows; all but its last token are in the cache while the row runs."""
 
     ids: list[int]
     sampling: Sampling
-    deliver: Callable[["Row"], None]
+    deliver: Callable[["Request"], None]
     cancelled: bool = False
     prompt: int = 0
     logprobs: list[float] = field(default_factory=list)
