@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import redis
 
@@ -92,8 +93,9 @@ class Actor:
             error = first_error(group)
             if isinstance(error, EngineFailed):
                 log.error("%s", error)
-                async with asyncio.timeout(LEAVE_S):
-                    await self.wire.warn(f"actor {self.wire.name} ends: {error}")
+                with suppress(TimeoutError):  # Redis may be away as well
+                    async with asyncio.timeout(LEAVE_S):
+                        await self.wire.warn(f"actor {self.wire.name} ends: {error}")
             raise error from None
 
     async def close(self) -> None:

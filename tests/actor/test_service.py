@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import redis
 
-from services.actor import tasks
-from services.actor.engines.engine import Generation, Sampling
+from services.actor import service, tasks
+from services.actor.engines.engine import EngineFailed, Generation, Sampling
 from services.actor.service import serve
 from shared.cancellation import stop
 from shared.config import Config
@@ -163,6 +163,18 @@ class NeverAnswers(ScriptedEngine):
 
     async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
         return await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.slow
+async def test_an_engine_that_fails_while_redis_is_away_is_what_ends_the_actor(client, config, monkeypatch):
+    class Fails(ScriptedEngine):
+        async def start(self) -> None:
+            client.client_pause(800)  # ms: longer than the actor has for its last word
+            raise EngineFailed("dead")
+
+    monkeypatch.setattr(service, "LEAVE_S", 0.2)
+    with pytest.raises(EngineFailed, match="dead"):
+        await serve(config, Fails(lambda ids, sampling: ([], "eos")))
 
 
 @pytest.mark.slow
