@@ -17,6 +17,7 @@ Every number of metrics.jsonl becomes a curve of the same name (learner.loss: le
 under eval/. Nothing has to be installed for it but TensorBoard where it is looked at; Weights & Biases reads the same
 file (`wandb sync runs/atlas-001/tensorboard`). The run itself is read, never changed.
 """
+LARGEST = 3.4e38  # an event holds a float32
 LOOK_S = 2.0  # between two looks at a run that goes on
 FOLDER, TABLE = "tensorboard", "metrics.csv"
 _NOT_CURVES = {"kind", "time", "step", "steps"}
@@ -63,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """(tag, value) of every finite number of a record, those of a table inside it behind its name."""
+    """(tag, value) of every number of a record, those of a table inside it behind its name; none beyond float32."""
     for key, value in record.items():
         if isinstance(value, Mapping):
             yield from scalars(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float) and math.isfinite(value) and (prefix or key not in _NOT_CURVES):
+        elif isinstance(value, int | float) and abs(value) <= LARGEST and (prefix or key not in _NOT_CURVES):
             yield prefix + key, value
 
 

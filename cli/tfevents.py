@@ -49,7 +49,7 @@ class EventFile:
     def add(self, step: int, wall_time: float, scalars: Mapping[str, float]) -> None:
         """One event with all scalars of a step (0 or more), and on the disk with it."""
         values = b"".join(
-            _text(1, _text(1, tag.encode()) + _field(2, _FLOAT, struct.pack("<f", value)))
+            _text(1, _text(1, tag.encode(errors="replace")) + _field(2, _FLOAT, struct.pack("<f", value)))
             for tag, value in scalars.items()
         )
         event = _field(1, _DOUBLE, struct.pack("<d", wall_time)) + _field(2, _VARINT, _varint(step)) + _text(5, values)

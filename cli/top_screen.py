@@ -1,7 +1,7 @@
 """One frame of `headrace top`: the four metrics, curves, the scatter in characters, actors, notices. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cli.glance import Glance, left, spoken_time
 from cli.run.progress import DASH, clock, number, percent, version
+from cli.run.view import tokens_per_s
 
 BARS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # steps that a figure is averaged over
@@ -147,7 +148,7 @@ def _figures(glance: Glance, curve: int) -> Table:
         ("replay age", number(_mean(c.get("age_mean", [])), 1), sparkline(c.get("age_mean", [])[-curve:], 0)),
         ("drift", _small(_mean(c.get("drift_mean", []))), sparkline(c.get("drift_mean", [])[-curve:], 0)),
         ("step", f"{number(_mean(c.get('seconds', [])), 2)} s", sparkline(c.get("seconds", [])[-curve:], 0)),
-        ("tokens/s", number(_mean(c.get("tokens_per_s", [])), 0), sparkline(c.get("tokens_per_s", [])[-curve:], 0)),
+        ("tokens/s", number(_rate(c), 0), sparkline(c.get("tokens_per_s", [])[-curve:], 0)),
         ("buffer", f"{glance.buffer} groups", ""),
         ("fresh", f"{glance.fresh} groups", ""),
         ("tasks", f"{glance.running} running", ""),
@@ -206,6 +207,11 @@ def _small(value: float | None) -> str:
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+def _rate(columns: Mapping[str, Sequence[float | None]]) -> float | None:
+    recent = (columns.get(key, [])[-RECENT:] for key in ("tokens_per_s", "seconds"))
+    return tokens_per_s({"tokens_per_s": rate, "seconds": seconds} for rate, seconds in zip(*recent, strict=False))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _print_plan(config, preflight.notes)
         return 0
+    for note in preflight.notes:
+        print(f"headrace: note: {note}", file=sys.stderr)
     return launch(config, anew=args.resume is None)
 
 

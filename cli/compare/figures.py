@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from cli.run.view import tokens_per_s
+
 Record = Mapping[str, Any]
 PARTS: dict[str, tuple[str, ...]] = {
     "waiting": ("wait_s",),
@@ -91,7 +93,7 @@ def _time(steps: Sequence[Record]) -> dict[str, float | None]:
         "scan_exposed_s": _mean_key(timed, "scan_exposed_s"),
         "generation_s": _mean_key(timed, "generation_s_mean"),
         "env_s": _mean_key(timed, "env_s_mean"),
-        "tokens_per_s": _mean_key(timed, "tokens_per_s"),
+        "tokens_per_s": tokens_per_s(timed),
     }
 
 

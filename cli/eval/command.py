@@ -138,7 +138,7 @@ def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:
         config, starts = with_retriever(with_values(plan.config, {"model.path": str(directory)}), plan.folder)
         (plan.folder / eval_folder.CONFIG).write_text(config.to_toml())
         print(f"eval: {plan.target.shown}, {len(plan.questions)} questions, in {plan.folder}", file=sys.stderr)
-        progress = Progress(len(plan.questions), sys.stderr)
+        progress = Progress(len(plan.questions), sys.stderr, rewards=bool(config.reward.function))
         session = EvalSession(config, plan.job, plan.folder, len(plan.questions), progress)
         try:
             finished = asyncio.run(session.run(starts))

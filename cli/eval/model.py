@@ -70,7 +70,7 @@ class Vanished(UserError):
 def hold(target: Target, folder: Path) -> Path:
     """A directory with the weights that stays: the target's own, or one in `folder`, from this or an earlier call.
 
-    Raises Vanished where the run has deleted them.
+    Raises Vanished where the run has deleted them, UserError where a version's files are not those it published.
     """
     if not target.held:
         return target.directory
@@ -80,6 +80,8 @@ def hold(target: Target, folder: Path) -> Path:
         shutil.rmtree(aside, ignore_errors=True)  # of a command that was killed; the folder is this one's alone
         try:
             _link_files(target.directory, aside)
+            if not (target.directory / checkpoints.STATE).is_file():  # of a checkpoint without it no digest is known
+                weights.verify(aside, weights.digest_in(aside))
         except BaseException as error:
             shutil.rmtree(aside, ignore_errors=True)
             if isinstance(error, FileNotFoundError):

@@ -7,7 +7,6 @@ then from HEADRACE_* variables and dotted overrides. [eval] gives what no option
 import hashlib
 import importlib.util
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,12 +131,11 @@ def _preset(task: Task | None, target: Target, out: str | None) -> list[str]:
 
 
 def _placed(config: Config, target: Target) -> Config:
-    """With absolute paths, the weights to evaluate, and half of the cores: threads that find none only wait."""
-    cores = len(os.sched_getaffinity(0))
+    """With absolute paths, the weights to evaluate, and one actor, whose share of the cores the evaluation has."""
     values: dict[str, object] = {
         "model.path": str(target.directory),
         "learner.lora_rank": 0,  # of a run that trained adapters a whole model is evaluated
-        "actor.threads": config.actor.threads or max(1, cores // 2),
+        "actor.count": 1,
     }
     if target.run_dir is not None and config.run.name == run_config(target.run_dir).run.name:
         values["run.root"] = str(target.run_dir.resolve().parent)

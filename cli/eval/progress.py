@@ -18,8 +18,9 @@ LINE_EVERY_S = 10.0
 class Progress:
     """Shows questions answered, time left, and the mean so far."""
 
-    def __init__(self, total: int, stream: IO[str]) -> None:
-        self._total, self._stream = total, stream
+    def __init__(self, total: int, stream: IO[str], rewards: bool = False) -> None:
+        """rewards: scores are rewards of a function, which may be any numbers."""
+        self._total, self._stream, self._rewards = total, stream, rewards
         console = Console(file=stream, markup=False)
         self._bar: Bar | None = None
         self._phase, self._line_at = "starting", float("-inf")
@@ -59,7 +60,9 @@ class Progress:
         changed, self._done = done != self._done, done
         for score in (score for answered in map(judged, new) for score in answered.scores if score is not None):
             self._sum, self._scored = self._sum + score, self._scored + 1
-        so_far = f"mean so far {100 * self._sum / self._scored:.1f} %" if self._scored else ""
+        mean = self._sum / self._scored if self._scored else 0.0
+        shown = f"{mean:.3g}" if self._rewards else f"{100 * mean:.1f} %"
+        so_far = f"mean so far {shown}" if self._scored else ""
         left = self._left(now)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=self._phase, left=f"{left}  {so_far}")

@@ -21,6 +21,7 @@ from shared.evaluation.records import Answered, Job
 from shared.latency import spoken
 from shared.messages import TIMED_OUT, TRUNCATED
 
+OF_SCORES = ("mean@", "best@")  # the others count what is right
 TIES = "between answers with equally many votes the one given first wins; a sample without an answer does not vote"
 UNSCORED = (
     "a sample that ran out of time, or whose answer could not be scored, counts as wrong; only where the environment "
@@ -138,13 +139,23 @@ def _table(found: Mapping[str, Any], names: Sequence[str]) -> Table:
     table.add_column("source", overflow="fold")
     for heading in ("n", *map(_spoken, names)):
         table.add_column(heading, justify="right", no_wrap=True)
+    own = _has_rewards(found)
+
+    def cells(metrics: Mapping[str, Any]) -> list[str]:
+        return [_cell(metrics.get(name), own and name.startswith(OF_SCORES)) for name in names]
+
     for source, row in found["sources"].items():
-        table.add_row(source, f"{row['questions']:,}", *(_cell(row["metrics"].get(name)) for name in names))
+        table.add_row(source, f"{row['questions']:,}", *cells(row["metrics"]))
     if len(found["sources"]) > 1:
         table.add_section()
-        table.add_row("macro mean", "", *(_cell(found["macro"][name]) for name in names))
-        table.add_row("weighted mean", f"{found['questions']:,}", *(_cell(found["weighted"][name]) for name in names))
+        table.add_row("macro mean", "", *cells(found["macro"]))
+        table.add_row("weighted mean", f"{found['questions']:,}", *cells(found["weighted"]))
     return table
+
+
+def _has_rewards(found: Mapping[str, Any]) -> bool:
+    """Whether scores are rewards of a function, which may be any numbers, and no shares of something right."""
+    return bool(found["settings"].get("reward", {}).get("function"))
 
 
 def _samples(sources: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -167,7 +178,8 @@ def _samples(sources: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _notes(found: Mapping[str, Any]) -> list[Text]:
-    notes = [Text(f"Per cent, with the {found['interval']}.", "dim")]
+    unit = "Mean and Best are of the reward, the others per cent" if _has_rewards(found) else "Per cent"
+    notes = [Text(f"{unit}, with the {found['interval']}.", "dim")]
     if any(k > 1 for k in found["k"]):
         notes.append(Text(f"Majority: {found['majority_ties']}.", "dim"))
     env = found["settings"].get("env", {})
@@ -194,8 +206,11 @@ def _spoken(name: str) -> str:
     return {"mean": "Mean", "best": "Best", "f1": "F1"}.get(what, what) + at + k
 
 
-def _cell(estimate: Mapping[str, float] | None) -> str:
-    """The mean, and below it its interval."""
+def _cell(estimate: Mapping[str, float] | None, is_reward: bool) -> str:
+    """The mean, and below it its interval; in per cent unless it is of rewards."""
     if estimate is None:
         return "–"
-    return f"{100 * estimate['value']:.1f}\n{100 * estimate['low']:.1f}–{100 * estimate['high']:.1f}"
+    value, low, high = (estimate[key] for key in ("value", "low", "high"))
+    if is_reward:
+        return f"{value:.3g}\n{low:.3g} to {high:.3g}"
+    return f"{100 * value:.1f}\n{100 * low:.1f}–{100 * high:.1f}"

@@ -20,6 +20,7 @@ from cli.run.processes import Program, Supervisor
 from services.env_search.manifest import read_manifest
 from shared.cancellation import stop
 from shared.config import Config, without_password
+from shared.cores import available, thread_shares
 from shared.errors import UserError
 from shared.evaluation.records import Answered, AnswersFile, Job
 
@@ -121,10 +122,11 @@ class EvalSession:
     def _program(self, name: str, module: str, *words: str) -> Program:
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
+        _, threads = thread_shares(self.config, len(available()))
         return Program(
             name=name,
             command=[sys.executable, "-P", "-m", module, *words],
-            environment=plan.child_environment(self.folder / CONFIG, "", plan.threads(self.config.actor.threads)),
+            environment=plan.child_environment(self.folder / CONFIG, "", plan.threads(threads)),
             log=logs / f"{name}.log",
             is_done=self._is_done if name == "evaluate" else None,
         )

@@ -9,9 +9,11 @@ from urllib.parse import urlsplit
 from cli.run.pins import share
 from shared import config as configuration
 from shared.config import Config
+from shared.errors import UserError
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
+HIGHEST_PORT = 65535
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -126,3 +128,28 @@ def child_environment(config_file: Path, redis_url: str, extra: Mapping[str, str
         "HEADRACE_REDIS__URL": redis_url,
         **extra,
     }
+
+
+def ports_of(c: Config) -> list[tuple[str, str, int]]:
+    """(setting, address, port) of each port that is set. UserError where two are the same, or one is too high."""
+    metrics = c.run.metrics_host
+    wanted = [("replay.port", c.replay.host, c.replay.port)]
+    if serves_search(c):
+        wanted.append(("search.port", c.search.host, c.search.port))
+    if c.learner.port:
+        wanted.append(("learner.port", metrics, c.learner.port))
+    if c.actor.port:
+        last = c.actor.port + c.actor.count - 1
+        if last > HIGHEST_PORT:
+            raise UserError(
+                f"actor.port = {c.actor.port} with actor.count = {c.actor.count} needs the ports up to {last}, and "
+                f"the highest is {HIGHEST_PORT}: set actor.port to {HIGHEST_PORT + 1 - c.actor.count} or less."
+            )
+        wanted += [("actor.port", metrics, c.actor.port + n) for n in range(c.actor.count)]
+    seen: dict[int, str] = {}
+    for key, _, port in wanted:
+        if port in seen:
+            ports = " (a port for each actor, from actor.port on)" if key == "actor.port" else ""
+            raise UserError(f"{key} and {seen[port]} are both {port}{ports}: choose two ports.")
+        seen[port] = key
+    return wanted

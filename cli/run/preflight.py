@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cli.run import local_redis, plan, ports
+from cli.run import devices, local_redis, plan, ports
 from cli.run.prompt_lengths import PromptTokens, shortened
 from cli.run.untrained import is_untrained
 from services.env_search.backend import IndexSpec, build_command
@@ -18,7 +18,7 @@ from services.replay.policies import get_policy
 from shared import checkpoints
 from shared.config import Config
 from shared.errors import UserError
-from shared.gpus import trains_in_float32
+from shared.gpus import trains_in_float32, visible_gpus
 from shared.model_files import find_model, parameters_of
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import WEIGHTS_SHARE, wait_until_up
@@ -29,12 +29,14 @@ REDIS_ANSWER_S = 3.0
 RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
 VERSIONS_KEPT = 4  # published versions on disk at once, at most, about
 VERSIONS_IN_REDIS = 3  # where they travel through it: the newest two, and the one that is sent
+MUCH_TO_SEND, NETWORK = 10**9, 1.25e9  # bytes; bytes a second
 PASSAGES_READ = 100
-HIGHEST_PORT = 65535
 
 
 class Preflight:
-    """The checks of one configuration. `notes` collects, in a dry run, what is absent here but need not be."""
+    """The checks of one configuration. `notes` collects what a person should know of a run that can be made; in a dry
+    run also what is absent here but need not be.
+    """
 
     def __init__(self, config: Config, *, resuming: bool = False, dry_run: bool = False) -> None:
         self.config, self.resuming, self.dry_run = config, resuming, dry_run
@@ -50,6 +52,7 @@ class Preflight:
         self._ports()
         self._passages()
         self._actors()
+        self._gpus()
         self._redis_memory(model_dir)
         if not self.dry_run:
             self._disk(model_dir)
@@ -164,34 +167,16 @@ class Preflight:
             )
         self.notes.append("actor.count = 0: the run waits until actors that are started elsewhere make groups.")
 
-    def _ports(self) -> None:
-        """No two settings name one port, which holds on any machine; and, unless in a dry run, all are free on this."""
-        c = self.config
-        metrics = c.run.metrics_host
-        wanted = [("replay.port", c.replay.host, c.replay.port)]
-        if plan.serves_search(c):
-            wanted.append(("search.port", c.search.host, c.search.port))
-        if c.learner.port:
-            wanted.append(("learner.port", metrics, c.learner.port))
-        if c.actor.port:
-            last = c.actor.port + c.actor.count - 1
-            if last > HIGHEST_PORT:
-                raise UserError(
-                    f"actor.port = {c.actor.port} with actor.count = {c.actor.count} needs the ports up to {last}, and "
-                    f"the highest is {HIGHEST_PORT}: set actor.port to {HIGHEST_PORT + 1 - c.actor.count} or less."
-                )
-            wanted += [("actor.port", metrics, c.actor.port + n) for n in range(c.actor.count)]
-        seen: dict[int, str] = {}
-        for key, _, port in wanted:
-            if port in seen:
-                ports_of = " (a port for each actor, from actor.port on)" if key == "actor.port" else ""
-                raise UserError(f"{key} and {seen[port]} are both {port}{ports_of}: choose two ports.")
-            seen[port] = key
-        if not self.dry_run:
-            self._ports_are_free(wanted)
+    def _gpus(self) -> None:
+        count = len(visible_gpus() or ())
+        if said := devices.refusal(self.config, count):
+            self._absent(UserError(said))
+        elif said := devices.note(self.config, count):
+            self.notes.append(said)
 
-    def _ports_are_free(self, wanted: list[tuple[str, str, int]]) -> None:
-        for key, host, port in wanted:
+    def _ports(self) -> None:
+        wanted = plan.ports_of(self.config)
+        for key, host, port in () if self.dry_run else wanted:
             if not ports.can_listen(host, port):
                 raise UserError(
                     f"{key} = {port} is in use on this machine ({host}): stop what listens there, or choose another "
@@ -222,10 +207,17 @@ class Preflight:
 
     def _redis_memory(self, model_dir: Path | None) -> None:
         limit, transport = self.config.redis.max_memory_bytes, self.config.weights.transport
-        if transport != "redis" or not limit:
+        if transport != "redis":
             return
-        needed = VERSIONS_IN_REDIS * self._sizes(model_dir)[0]
-        if needed > WEIGHTS_SHARE * limit:
+        version = self._sizes(model_dir)[0]
+        if version > MUCH_TO_SEND:
+            self.notes.append(
+                f"weights.transport = 'redis': each machine with actors fetches {_gib(version)} a step from one "
+                f"server, {version / NETWORK:.0f} s of a 10 Gbit/s network; 64 machines {_gib(64 * version)} and "
+                f"{64 * version / NETWORK / 60:.0f} minutes. A shared folder or weights.delta sends less."
+            )
+        needed = VERSIONS_IN_REDIS * version
+        if limit and needed > WEIGHTS_SHARE * limit:
             raise UserError(
                 f"redis.max_memory_bytes = {limit} ({_gib(limit)}) has no room for the {VERSIONS_IN_REDIS} versions of "
                 f"the weights ({_gib(needed)}) that travel through it: raise it, or set weights.transport to 'folder'."

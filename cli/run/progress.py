@@ -131,7 +131,7 @@ def line(view: RunView, now: float) -> str:
         f"EM {em_change(view)}",
         f"acceptance {percent(view.recent_mean('acceptance'))}",
         f"lag {number(view.recent_mean('lag_mean'), 1)}",
-        f"{number(view.recent_mean('tokens_per_s'), 0)} tokens/s",
+        f"{number(view.tokens_per_s(), 0)} tokens/s",
         f"learner idle {percent(view.idle_share())} of the last {len(view.recent)} steps",
         f"memory {gib(view.memory_bytes)}",
     ]
@@ -188,7 +188,7 @@ def _policy(view: RunView) -> Cells:
         ("reward", number(view.recent_mean("reward_mean"))),
         ("held-out EM", em_change(view)),
         ("sampled right", percent(view.recent_mean("correct_share"))),
-        ("tokens/s", number(view.recent_mean("tokens_per_s"), 0)),
+        ("tokens/s", number(view.tokens_per_s(), 0)),
         ("step", seconds(view.recent_mean("seconds"))),
     ]
 

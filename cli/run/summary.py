@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cli.run.view import idle_share
+from cli.run.view import idle_share, tokens_per_s
 
 Records = Sequence[dict[str, Any]]
 
@@ -75,10 +75,11 @@ def _groups(steps: Records) -> dict[str, Any]:
         "groups_failed": last.get("groups_failed"),
         "groups_trained_twice": last.get("groups_trained_twice"),
         "same_prompts": last.get("same_prompts"),
+        "rollouts_timed_out": last.get("rollouts_timed_out"),
         "length_offered_mean": last.get("length_offered_mean"),
         "length_trained_mean": last.get("length_trained_mean"),
         "tokens_sampled": _total(steps, "tokens_sampled"),
-        "tokens_per_s": _mean(steps, "tokens_per_s"),
+        "tokens_per_s": tokens_per_s(steps),
     }
 
 

@@ -1,7 +1,7 @@
 """What is known of a running system: built from events and from a look into Redis, drawn by `cli.run.progress`."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -69,9 +69,21 @@ class RunView:
         values = [e[key] for e in self.recent if isinstance(e.get(key), int | float)]
         return sum(values) / len(values) if values else None
 
+    def tokens_per_s(self) -> float | None:
+        """Sampled tokens a second, over the last steps."""
+        return tokens_per_s(self.recent)
+
     def idle_share(self) -> float | None:
         """The learner's waiting time over its wall time, in the last steps."""
         return idle_share([e.get("learner", {}) for e in self.recent])
+
+
+def tokens_per_s(steps: Iterable[Mapping[str, Any]]) -> float | None:
+    """Of several steps together: after an outage two can be told within a millisecond, and one's rate says nothing."""
+    timed = [(step.get("tokens_per_s"), step.get("seconds")) for step in steps]
+    known = [(rate, seconds) for rate, seconds in timed if rate is not None and seconds is not None]
+    whole = sum(seconds for _, seconds in known)
+    return sum(rate * seconds for rate, seconds in known) / whole if whole else None
 
 
 LEARNER_PARTS = ("wait_s", "scan_s", "fetch_s", "reference_s", "train_s", "publish_s", "checkpoint_s")

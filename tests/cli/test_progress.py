@@ -52,6 +52,15 @@ def test_the_table_shows_the_run_at_a_glance() -> None:
         assert shown in text
 
 
+def test_steps_told_at_once_after_an_outage_do_not_make_a_rate_of_millions() -> None:
+    view = training_view()
+    view.update(STEP | {"step": 40, "seconds": 18.0, "tokens_per_s": 100.0})
+    view.update(STEP | {"step": 41, "seconds": 1e-4, "tokens_per_s": 5e7})
+    tokens, seconds = 8 * 5000 + 1800 + 5000, 8 * 2.0 + 18.0 + 1e-4
+    assert view.tokens_per_s() == pytest.approx(tokens / seconds)
+    assert RunView("atlas-001", 100, started=0.0).tokens_per_s() is None
+
+
 def test_the_table_fits_a_terminal_of_eighty_columns() -> None:
     assert max(map(len, drawn(training_view(), width=80).splitlines())) <= 80
     assert "0.5 (≤1)" in drawn(training_view(), width=80)
