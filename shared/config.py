@@ -81,6 +81,11 @@ class Config(settings.Section):
         return 0 if self.replay.policy == "none" else self.replay.select or self.learner.batch // 2
 
     @property
+    def keeps_references(self) -> bool:
+        """Whether l_ref of a group stays in Redis once the group is trained, for its replay."""
+        return self.learner.reference == "trainer" and self.replay.policy != "none"
+
+    @property
     def weights_dir(self) -> Path:
         """The shared folder that holds a directory per published version."""
         return Path(self.weights.dir) if self.weights.dir else self.run_dir / "weights"

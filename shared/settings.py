@@ -141,7 +141,7 @@ class Replay(Section):
     max_refill_rounds: int = Field(default=10, ge=1)  # policy dapo: most batches' worth of groups dropped in a step
     ask_again_every: int = Field(default=5, ge=1)  # steps; policy bapo: between rounds of prompts asked again
     free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan
-    max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of payloads in Redis; admission stops above it
+    max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of groups in Redis, with l_ref; admission stops above it
     host: str = "127.0.0.1"  # where the page and /metrics are served; 0.0.0.0 in containers
     public_name: str = ""  # a name with a dot under which a browser may ask, besides addresses and names without one
     port: int = Field(default=8001, ge=0, le=65535)  # of the page and /metrics; 0: any free port

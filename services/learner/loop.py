@@ -313,7 +313,7 @@ class Loop:
             rejected=[*replay.refused, *fresh.refused],
             metrics=numbers,
         )
-        kept = fresh.groups if self._keeps_references else []
+        kept = fresh.groups if self.config.keeps_references else []
         references = {group.id: self.store.reference_bytes(group) for group in kept}
         self._cursor = batch.cursor
         with self.post.letter("send a trained step") as letter:
@@ -387,7 +387,3 @@ class Loop:
             streams.bury(letter.pipe, self.keys, "learner:work", reason, entry.data)
             letter.ack(entry.id)
             letter.event("warning", text=reason)
-
-    @property
-    def _keeps_references(self) -> bool:
-        return self.config.learner.reference == "trainer" and self.config.replay.policy != "none"

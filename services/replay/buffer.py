@@ -24,7 +24,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     drift: float  # as last measured; NaN: never
     uses: int  # how often it was replayed
     tokens: int  # |T|
-    bytes: int  # of its payload
+    bytes: int  # in Redis: of its payload, and of its l_ref where that is kept
     prompt: int = -1  # place of its question in the data set
     right: int = 0  # scored responses that are right
     scored: int = 0  # responses with a reward

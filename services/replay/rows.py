@@ -4,7 +4,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.replay.buffer import Row
+from shared.config import Config
 from shared.messages import GroupHeader, Record
+
+REFERENCE_BYTES = 4  # a sampled token
+
+
+def bytes_of(config: Config, header: GroupHeader) -> int:
+    """What a group that was trained takes in Redis: its payload, and its l_ref where that is kept."""
+    return header.payload_bytes + (REFERENCE_BYTES * sum(header.sampled_tokens) if config.keeps_references else 0)
 
 
 def new_row(
@@ -12,14 +20,15 @@ def new_row(
     step: int,
     prompt: int,
     header: GroupHeader,
+    bytes: int,
     record: Record | None,
     advantages: NDArray[np.float32],
     responses: list[float],
 ) -> Row:
     """A group that enters the buffer.
 
-    record: of its first training; prompt: its question's place; advantages: float32[G], as it was trained with;
-    responses: what Policy.responses says of each, or none.
+    bytes: `bytes_of` it; record: of its first training; prompt: its question's place;
+    advantages: float32[G], as it was trained with; responses: what Policy.responses says of each, or none.
     """
     reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
     return Row(
@@ -31,7 +40,7 @@ def new_row(
         drift=float("nan"),
         uses=0,
         tokens=sum(header.sampled_tokens),
-        bytes=header.payload_bytes,
+        bytes=bytes,
         prompt=prompt,
         right=header.right,
         scored=len(header.scored),

@@ -17,7 +17,7 @@ from services.replay.joins import join
 from services.replay.policies import Policy
 from services.replay.records import Composed, FreshGroup
 from services.replay.resync import cursor_after
-from services.replay.rows import new_row
+from services.replay.rows import bytes_of, new_row
 from services.replay.selection import Selection, whole_units
 from services.replay.state import State, Transaction
 from services.replay.stats import batch_stats, step_event, trained_rollouts
@@ -206,14 +206,15 @@ def step_trained(
     lengths.trained(c, [header for id, header in headers.items() if id not in done.rejected])
     for id, header in headers.items():
         prompt = question_of(config, questions, header)
+        taken = header.payload_bytes if id in done.rejected else bytes_of(config, header)
         usable = header.fingerprints == c.fingerprints and id not in done.rejected
         if usable and policy.keeps(header) and not again.is_retired(state, prompt):
             a = group_advantages(header.rewards, config.learner.advantage)
             responses = policy.responses(header, a) if policy.responses else []
-            tx.store(new_row(c.inserted, done.step, prompt, header, records.get(id), a, responses))
+            tx.store(new_row(c.inserted, done.step, prompt, header, taken, records.get(id), a, responses))
             c.inserted += 1
         else:
-            tx.retire(id, header.payload_bytes)
+            tx.retire(id, taken)
     for id in done.rejected:
         if id in state.buffer:  # no scan may ever come to find that it cannot be used
             tx.retire(id, tx.discard(id).bytes)
@@ -309,6 +310,6 @@ def _count(
 def _memory_full(config: Config, state: State) -> str:
     taken, allowed = state.payload_bytes / 2**20, config.replay.max_bytes / 2**20
     return (
-        f"payloads take {taken:.0f} MiB, replay.max_bytes is {allowed:.0f} MiB: only the next step's tasks are issued; "
+        f"groups take {taken:.0f} MiB, replay.max_bytes is {allowed:.0f} MiB: only the next step's tasks are issued; "
         "lower replay.capacity or learner.checkpoint_every, or raise it."
     )

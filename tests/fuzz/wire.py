@@ -126,7 +126,7 @@ def check_header(data: bytes) -> bool:
         pipe.reset()
     for group in state.fresh.values():
         h = group.header
-        row = new_row(1, 3, 1, h, RECORD, group_advantages(h.rewards, "std"), [])
+        row = new_row(1, 3, 1, h, h.payload_bytes, RECORD, group_advantages(h.rewards, "std"), [])
         state.buffer.insert(row)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(state.buffer.row(h.id)), type=type(row)).id == h.id
         assert np.isfinite([row.reward_mean, row.reward_std, row.headroom]).all()

@@ -4,16 +4,20 @@ import asyncio
 import random
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from redis.exceptions import OutOfMemoryError
 
 from services.replay.tasks import train_task
 from shared import streams
+from shared.config import build
 from shared.group_store import GroupStore
 from shared.messages import encode
 from shared.streams import ACTORS, Inbox, Keys
 from shared.versions import Version
+from tests.replay.answered import Answered
 from tests.replay.peers import Questions, client_of, header_for
+from tests.replay.recording import Recording
 from tests.replay.test_resync import Run
 
 MB = 2**20
@@ -113,3 +117,22 @@ async def test_payloads_leave_room_for_messages(make_config, limit):
     assert await store.store("failed", encode(header), b"", b"0-0"), "a failure's header is a message"
     await inbox.create()
     await client.xadd(keys.results, {"m": b"a message of the learner" * 1000})
+
+
+@pytest.mark.parametrize(
+    ("policy", "reference", "of_a_token"), [("naive", "trainer", 4), ("naive", "engine", 0), ("none", "trainer", 0)]
+)
+def test_what_groups_take_counts_the_references_that_the_learner_keeps(policy, reference, of_a_token):
+    recording = Recording()
+    learner = {"batch": recording.batch, "reference": reference}
+    rollout = {"group_size": recording.group_size}
+    config = build({"learner": learner, "rollout": rollout, "replay": {"policy": policy, "capacity": 8}})
+    run = Answered(config, recording, reject=lambda step, batch: batch.fresh[:1])
+    trained: set[str] = set()
+    for seen in run.play(4):
+        trained |= set(seen.batch.fresh[1:])  # the learner writes no reference of what it refuses
+    state = run.state
+    there = {*state.fresh, *(row.id for row in state.buffer), *state.retired}
+    assert trained < there and len(state.buffer) == (8 if policy == "naive" else 0)
+    payloads = sum(run.headers[id].payload_bytes for id in there)
+    assert state.payload_bytes == payloads + of_a_token * sum(sum(run.headers[id].sampled_tokens) for id in trained)
