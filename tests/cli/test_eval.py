@@ -221,6 +221,16 @@ def test_a_version_that_is_gone_is_asked_mathematics_while_an_evaluation_holds_i
         make_plan(request)
 
 
+def test_a_version_whose_files_a_power_failure_damaged_is_not_evaluated(run_dir: Path, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    target = find_target(f"{run_dir}@0.2")
+    file = target.directory / "model.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(UserError, match="damaged or replaced"):
+        hold(target, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_where_files_cannot_be_linked_they_are_copied(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise OSError("another disk")

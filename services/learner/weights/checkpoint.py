@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from shared import checkpoints
 from shared.checkpoints import STATE, steps
 from shared.errors import UserError
-from shared.weights import MANIFEST, digest_of, sync, sync_folder
+from shared.weights import MANIFEST, digest_of
 
 log = logging.getLogger("headrace")
 
@@ -37,16 +38,20 @@ def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict
     aside.mkdir()
     write_model(aside)
     torch.save(state, aside / STATE)
-    digest, size = digest_of(aside)
+    with ThreadPoolExecutor(1) as pool:  # the disk is slow, and so is the digest
+        synced = pool.submit(_sync_folder, aside)
+        digest, size = digest_of(aside)
+        synced.result()
     (aside / MANIFEST).write_text(json.dumps({"step": step, "digest": digest, "size": size}, indent=1))
-    sync_folder(aside)
+    _sync(aside / MANIFEST)
+    _sync(aside)
     if final.exists():
         old = root / f".old-step_{step}.{os.getpid()}"
         final.rename(old)
         shutil.rmtree(old)
     aside.rename(final)
     _point_latest(root, final.name)
-    sync(root)
+    _sync(root)
     return final
 
 
@@ -98,6 +103,22 @@ def _fault(folder: Path) -> str:
     if digest != manifest.get("digest"):
         return f"its files have digest {digest}, written was {manifest.get('digest')}"
     return "" if (folder / STATE).is_file() else f"{STATE} is missing"
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the disk hold a folder and the files in it, before a rename says that they are complete."""
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """fsync of one file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _remove(root: Path, name: str) -> None:

@@ -15,10 +15,11 @@ from services.learner.weights.model_files import read_companions
 from shared.adapters import CONFIG, WEIGHTS
 from shared.errors import UserError
 from shared.model_files import NO_CODE, find_model
+from shared.weights import MANIFEST, digest_in, verify
 
 
 def merge(adapters: Path, out: Path) -> None:
-    """Raises UserError where `adapters` holds none, or their base is not where it was or not what it was."""
+    """Raises UserError where `adapters` holds none or is damaged, or their base is not where or what it was."""
     import peft
     import torch
     import transformers
@@ -28,6 +29,8 @@ def merge(adapters: Path, out: Path) -> None:
         raise UserError(
             f"{adapters} holds no adapters of a run: name a checkpoint's folder, as in runs/x/checkpoints/latest."
         )
+    if (adapters / MANIFEST).is_file():  # a copy may have been made without it
+        verify(adapters, digest_in(adapters))
     made_for = json.loads((adapters / BASE).read_text())
     base = find_model(made_for["base"], BASE)
     if digest_of_base(base) != made_for["digest"]:
