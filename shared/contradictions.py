@@ -77,6 +77,12 @@ def contradictions(c: Config) -> Iterator[str]:
             f"weights.dtype = '{c.weights.dtype}' is of a model that one process holds and trains whole: leave it at "
             "'model' with learner.ranks > 1 (files are in model.dtype) or learner.lora_rank (adapters are float32)."
         )
+    canary = c.weights.canary_tokens
+    if c.weights.canary_sequences and canary >= whole and c.actor.engine != "torch":
+        yield (
+            f"weights.canary_tokens = {canary} and the token that vLLM samples behind them exceed rollout.max_tokens = "
+            f"{whole}: set weights.canary_tokens to {whole - 1} or less."
+        )
     yield from _latency_contradictions(c)
     for name, topk in (("search.topk", c.search.topk), ("env.topk", c.env.topk)):
         if topk > c.search.max_topk:

@@ -52,6 +52,7 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--weights.transport", "redis", "--weights.received", "runs/run/weights"], "which is the learner's alone"),
         (["--weights.dtype", "bfloat16", "--learner.ranks", "2"], "leave it at 'model' with learner.ranks > 1"),
         (["--weights.dtype", "bfloat16", "--learner.lora_rank", "8"], "(adapters are float32)"),
+        (["--weights.canary_tokens", "4096"], "exceed rollout.max_tokens = 4096: set weights.canary_tokens to 4095"),
         (["--learner.dual_clip", "0.5"], "must be above 1"),
         (["--learner.dual_clip", "3", "--learner.loss", "cispo"], "'cispo'"),
         (["--learner.clip_low", "1"], "without a clip below"),
