@@ -4,7 +4,6 @@ Where only Redis is reached, the gate is that of the last step, and what replay 
 """
 
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,9 +152,6 @@ class FromRedis:
             notices=told["notices"],
             groups=await _groups(client, table, set(said.get("refused", []))) if stored <= LARGEST else {},
         )
-
-
-Look = Callable[[], Awaitable[Glance]]
 
 
 async def _length(reply: Any) -> int:
