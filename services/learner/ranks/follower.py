@@ -35,7 +35,7 @@ def follow(config: Config) -> None:
     )
     publish.sampled_sequences(model, *how_many(config.weights))  # beside rank 0's publisher
 
-    def own(ids: list[str], order: orders.Learn | orders.Look, *, reference: bool) -> Fetched:
+    def own(ids: list[str], order: orders.Learn | orders.Scan, *, reference: bool) -> Fetched:
         wanted = orders.own(ids, order, ranks.rank)
         return patiently(stop, "fetch groups", lambda: store.fetch(wanted, reference=reference))
 
@@ -47,10 +47,10 @@ def follow(config: Config) -> None:
                 replay = use_parts(own(order.replay, order, reference=reference), order.parts)
                 fresh = use_parts(own(order.fresh, order, reference=False), order.parts)
                 records, totals = orders.learn(trainer, order, replay, fresh)
-                told = [orders.told_of(g) for g in (*replay.groups, *fresh.groups)]
+                told = [orders.summary_of(g) for g in (*replay.groups, *fresh.groups)]
                 refused = replay.refused | fresh.refused
                 ranks.all(msgspec.msgpack.encode(orders.Learned(records, totals, told, refused, store.lap())))
-            case orders.Look():
+            case orders.Scan():
                 groups = own(order.ids, order, reference=reference).groups
                 ranks.all(msgspec.msgpack.encode(scan(trainer, groups, order.per_rollout, is_due(order.step))))
             case orders.Publish():

@@ -56,7 +56,7 @@ class WithRanks:
         return Learned(replay, fresh, in_order, orders.added([part.totals for part in parts]))
 
     def scan(self, scan: Scan) -> list[Record]:
-        own, order = self._own, orders.Look(scan.step, scan.ids, scan.per_rollout, self._owners(scan.ids, {}))
+        own, order = self._own, orders.Scan(scan.step, scan.ids, scan.per_rollout, self._owners(scan.ids, {}))
         self._order(order)
         groups = own.fetch(orders.own(scan.ids, order, 0), reference=own.reference).groups
         records = steps.scan(own.trainer, groups, scan.per_rollout, is_due(scan.step))

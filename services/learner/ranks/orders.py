@@ -25,7 +25,7 @@ class Learn(msgspec.Struct, tag="learn"):
     owner: dict[str, int]
 
 
-class Look(msgspec.Struct, tag="look"):
+class Scan(msgspec.Struct, tag="scan"):
     """A scan."""
 
     step: int
@@ -52,10 +52,10 @@ class Leave(msgspec.Struct, tag="leave"):
     """The run is over."""
 
 
-Order = Learn | Look | Publish | Save | Leave
+Order = Learn | Scan | Publish | Save | Leave
 
 
-class Told(msgspec.Struct):
+class GroupSummary(msgspec.Struct):
     """Of a trained group what the learner tells of it: float32 and int32 bytes as in `groups.Group`."""
 
     id: str
@@ -71,7 +71,7 @@ class Learned(msgspec.Struct):
 
     records: list[Record]
     totals: Totals
-    groups: list[Told]
+    groups: list[GroupSummary]
     refused: dict[str, str]
     read: tuple[int, int]
 
@@ -88,33 +88,33 @@ def learn(trainer: Trainer, order: Learn, replay: Fetched, fresh: Fetched) -> tu
     return train_step(trainer, order.step, replay.groups, fresh.groups, batches)
 
 
-def own(ids: Sequence[str], order: Learn | Look, rank: int) -> list[str]:
+def own(ids: Sequence[str], order: Learn | Scan, rank: int) -> list[str]:
     """Those of the ids that are this rank's."""
     return [id for id in ids if order.owner[id] == rank]
 
 
-def group_of(told: Told, joins: str = "") -> Group:
+def group_of(summary: GroupSummary, joins: str = "") -> Group:
     """A group as far as another rank tells of it: without its rollouts."""
-    l_gen = _floats(told.l_gen)
+    l_gen = _floats(summary.l_gen)
     return Group(
-        id=told.id,
+        id=summary.id,
         rows=[],
         l_gen=l_gen,
-        advantages=_floats(told.advantages),
+        advantages=_floats(summary.advantages),
         rollout=torch.zeros(len(l_gen), dtype=torch.int64),
-        version_runs=np.frombuffer(told.versions, np.int32).reshape(-1, 3),
-        canary_tokens=np.frombuffer(told.canary, np.int32),
+        version_runs=np.frombuffer(summary.versions, np.int32).reshape(-1, 3),
+        canary_tokens=np.frombuffer(summary.canary, np.int32),
         numbers=[],
-        l_ref=_floats(told.l_ref),
+        l_ref=_floats(summary.l_ref),
         joins=joins,
     )
 
 
-def told_of(group: Group) -> Told:
+def summary_of(group: Group) -> GroupSummary:
     assert group.l_ref is not None
     floats = [t.numpy().astype(np.float32).tobytes() for t in (group.l_gen, group.l_ref, group.advantages)]
     ints = [np.ascontiguousarray(a, np.int32).tobytes() for a in (group.version_runs, group.canary_tokens)]
-    return Told(group.id, *floats, *ints)
+    return GroupSummary(group.id, *floats, *ints)
 
 
 def _floats(data: bytes) -> torch.Tensor:
