@@ -58,6 +58,18 @@ def test_weights_through_redis_are_as_large_as_they_are_published(model: Path) -
     preflight(model, redis=redis, weights=smaller, model={"dtype": "float32"})._redis_memory(model)
 
 
+def test_what_large_weights_cost_one_server_is_noted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.run.preflight.parameters_of", lambda folder: 7_600_000_000)
+    settings = {"redis": {"url": "redis://h"}, "weights": {"transport": "redis"}, "model": {"dtype": "bfloat16"}}
+    large = preflight(model, **settings)
+    large._redis_memory(model)
+    [said] = large.notes
+    assert "fetches 14.16 GiB a step from one server, 12 s of a 10 Gbit/s network; 64 machines 905.99 GiB" in said
+    adapters = preflight(model, **settings, learner={"lora_rank": 8})
+    adapters._redis_memory(model)
+    assert not adapters.notes
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_saved_optimiser_is_as_large_as_it_is_said_to_be(tmp_path: Path, dtype: torch.dtype) -> None:
     weight = Parameter(torch.zeros(300, 1000, dtype=dtype))

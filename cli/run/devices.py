@@ -1,0 +1,45 @@
+"""Whether this machine has the GPUs that the processes `headrace up` starts on it would claim. Pure."""
+
+from shared.config import Config
+
+
+def refusal(config: Config, gpus: int) -> str | None:
+    """Why the run could never begin with so many GPUs, in a sentence; None where it can, or has none at all."""
+    ranks, actors, each = _wanted(config)
+    if gpus and ranks > gpus:
+        return (
+            f"learner.ranks = {ranks} needs a GPU for each and {_these(gpus)}: set it to {gpus} or less, or "
+            "learner.device to 'cpu'."
+        )
+    if _leased(config, gpus) and actors and ranks + each > gpus:
+        return (
+            f"the learner (learner.ranks = {ranks}) and one actor (actor.tensor_parallel = {each}) claim "
+            f"{ranks + each} GPUs and {_these(gpus)}: lower one of the two, or set run.gpus to 'share'."
+        )
+    return None
+
+
+def note(config: Config, gpus: int) -> str | None:
+    """That some of the actors would find no GPU; None where all do."""
+    ranks, actors, each = _wanted(config)
+    busy = (gpus - ranks) // each
+    if not _leased(config, gpus) or actors <= busy:
+        return None
+    return (
+        f"actor.count = {actors}: {_these(gpus)}, which is enough for {busy} beside the learner (learner.ranks = "
+        f"{ranks}, actor.tensor_parallel = {each}); the others wait for one that is free."
+    )
+
+
+def _wanted(config: Config) -> tuple[int, int, int]:
+    """(GPUs of the learner, actors, GPUs of each)."""
+    ranks = 0 if config.learner.device == "cpu" else config.learner.ranks
+    return ranks, config.actor.count, config.actor.tensor_parallel
+
+
+def _leased(config: Config, gpus: int) -> bool:
+    return gpus > 0 and (config.run.gpus == "lease" or (config.run.gpus == "auto" and gpus > 1))
+
+
+def _these(gpus: int) -> str:
+    return f"this machine shows {gpus}"
