@@ -89,6 +89,7 @@ class GroupHeader(Message, frozen=True, tag="group"):
     seconds: float  # of generation, environment included
     env_seconds: float  # of it spent waiting for the environment, mean per rollout
     fingerprints: dict[str, str]  # tokenizer, template, reward, index
+    reward_parts: dict[str, tuple[float, int]] = {}  # of each: its sum, over how many scored rollouts
     failure: str = ""  # not empty: nothing usable came out, there is no payload, and this says why
 
     @property
@@ -293,12 +294,15 @@ def _check_header(h: GroupHeader) -> None:
         raise Malformed(f"group {h.id}: unknown kind '{h.kind}'")
     if any(s not in ROLLOUT_STATUSES for s in h.statuses):
         raise Malformed(f"group {h.id}: unknown rollout status")
-    numbers = [h.headroom, h.seconds, h.env_seconds, *h.scored]
+    parts = [total for total, _ in h.reward_parts.values()]
+    numbers = [h.headroom, h.seconds, h.env_seconds, *h.scored, *parts]
     if not all(math.isfinite(x) for x in numbers):
         raise Malformed(f"group {h.id}: a number that is not finite")
     if any(abs(x) > LARGEST for x in [h.headroom, *h.scored]) or any(abs(sign) > 1 for sign in h.signs):
         raise Malformed(f"group {h.id}: a reward, Headroom or sign that no rollout gives")
     counts = [h.number, h.attempt, h.prompt_tokens, *h.sampled_tokens, *h.total_tokens, *h.searches, *h.version_min]
+    if any(not 0 < n <= len(h.rewards) or abs(total) > n * LARGEST for total, n in h.reward_parts.values()):
+        raise Malformed(f"group {h.id}: a part of a reward that no rollouts give")
     if min(counts) < 0 or h.payload_bytes < 0:
         raise Malformed(f"group {h.id}: a negative count")
     tokens = h.prompt_tokens + sum(h.total_tokens)

@@ -88,7 +88,14 @@ DASHBOARDS: dict[str, list[Panel]] = {
         number("Sampled tokens/s", "headrace:sampled_tokens:rate"),
         number("Right answers", "headrace_replay_correct_ratio", "percentunit"),
         number("Nothing happened for", "headrace_replay_waiting_seconds", "s"),
-        Panel("Reward", {"reward": "headrace_replay_reward_mean", "right": "headrace_replay_correct_ratio"}),
+        Panel(
+            "Reward",
+            {
+                "reward": "headrace_replay_reward_mean",
+                "right": "headrace_replay_correct_ratio",
+                "{{part}}": "headrace_replay_reward_part_mean",
+            },
+        ),
         Panel("Redis", {"of its limit": "headrace:redis_memory:ratio"}, "percentunit"),
         Panel(
             "Groups, kept or not",

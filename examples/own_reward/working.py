@@ -12,4 +12,4 @@ def working(text: str, ground_truth: list[str]) -> dict[str, Any]:
     """1 for the right number in a box, .2 for the whole working; only the number makes the answer right."""
     right = score("math", text, ground_truth).correct
     parts = {"right": float(right), "working": sum(column in text for column in COLUMNS) / len(COLUMNS)}
-    return {"reward": sum(WEIGHTS[name] * value for name, value in parts.items()), "correct": right}
+    return {"reward": sum(WEIGHTS[name] * value for name, value in parts.items()), "correct": right, **parts}

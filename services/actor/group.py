@@ -5,11 +5,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from services.actor import metrics
 from services.actor.assemble import Forms, Origin, assemble, failed_group
 from services.actor.overlong import penalised, tokens_left
 from services.actor.rollout import Player, Rollout
-from services.actor.scoring import score_rollouts
+from services.actor.scoring import part_sums, score_rollouts
 from services.actor.text import PromptRefused
 from services.actor.troubles import TROUBLES
 from shared.config import Config
@@ -78,6 +80,7 @@ async def roll_out(
     rewards, correct = [s.reward for s in scores], [s.correct for s in scores]
     forms = Forms(advantage=config.learner.advantage, headroom=config.replay.headroom)
     header, payload = assemble(task, prompt, rollouts, rewards, correct, origin, forms)
+    header = msgspec.structs.replace(header, reward_parts=part_sums(scores))
     return Group(header, payload, rollouts, prompt)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from services.actor import metrics
@@ -19,6 +20,7 @@ from shared.rewards.own import Asked, RewardFailed, score_own
 
 log = logging.getLogger("headrace")
 UNSCORED = Scored(None, False)
+PARTS = 16  # of a reward, that travel
 LATE_S = 10.0  # after the deadline by which math-verify gives up by itself; what is not there then hangs
 # Of their own: they wait for the comparing processes, and a swap of weights must find a free thread meanwhile.
 _SCORERS = ThreadPoolExecutor(4, thread_name_prefix="score")
@@ -40,6 +42,17 @@ async def score_rollouts(
             job.cancel()
             _failed(f"has not ended {late_s:g} s after its deadline")
     return [job.result() if job in done else UNSCORED for job in jobs]
+
+
+def part_sums(scores: Iterable[Scored]) -> dict[str, tuple[float, int]]:
+    """What the rewards of a group are made of: of each part its sum, over how many scored rollouts; PARTS at most."""
+    sums: dict[str, tuple[float, int]] = {}
+    for scored in scores:
+        for name, value in scored.parts.items() if scored.reward is not None else ():
+            if abs(value) <= LARGEST and (name in sums or len(sums) < PARTS):
+                total, n = sums.get(name, (0.0, 0))
+                sums[name] = (total + value, n + 1)
+    return sums
 
 
 def _score(rollout: Rollout, asked: Asked, config: Config, deadline: float) -> Scored:

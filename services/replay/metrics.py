@@ -88,6 +88,7 @@ class ReplayMetrics:
         self.scan_exposed = counter(p + "scan_exposed_seconds", "time batches waited for a scan alone")
         self.selection_wait = counter(p + "selection_wait_seconds", "the same, round trips and all")
         self.reward = gauge(p + "reward_mean", "mean reward of the last batch's fresh groups")
+        self.reward_part = gauge(p + "reward_part_mean", "the same of each part of the reward", ["part"])
         self.correct = gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
         self.response_mean = gauge(p + "response_mean_tokens", "mean sampled tokens of the last batch's fresh rollouts")
         self.response_p90 = gauge(p + "response_p90_tokens", "the same, 90th percentile")
@@ -124,6 +125,9 @@ class ReplayMetrics:
         ):
             if s[key] is not None:
                 gauge.set(s[key])
+        self.reward_part.clear()  # a part that no rollout has any more
+        for part, mean in s["reward_parts"].items():
+            self.reward_part.labels(part).set(mean)
         self.tau.set(s["tau"])
         self.lag.set(s["lag_max"])
         self.lag_mean.set(s["lag_mean"])

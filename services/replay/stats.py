@@ -62,6 +62,7 @@ def batch_stats(
         "what_if_tau": what_if_tau(drifts, selection.tau),
         "what_if_kl": what_if_kl(list(selection.refreshed.values()), selection.tau),
         "reward_mean": _mean([reward for reward, _ in scored]),
+        "reward_parts": reward_parts(fresh),
         "correct_share": _mean([correct for _, correct in scored]),
         "mixed_groups": sum(h.mixed for h in fresh),
         "unscored": sum(len(h.rewards) for h in fresh) - len(scored),
@@ -77,6 +78,15 @@ def batch_stats(
         "scan_hidden_s": max(0.0, selection.scan_seconds - waited_s),
         "selection_wait_s": waited_s,
     } | compared
+
+
+def reward_parts(fresh: list[GroupHeader]) -> dict[str, float]:
+    """The mean of each part of the reward over the scored rollouts that have it."""
+    parts: dict[str, list[tuple[float, int]]] = {}
+    for header in fresh:
+        for name, one in header.reward_parts.items():
+            parts.setdefault(name, []).append(one)
+    return {name: sum(total for total, _ in of) / sum(n for _, n in of) for name, of in sorted(parts.items())}
 
 
 def trained_rollouts(replay: list[Row], fresh: list[GroupHeader], parts: dict[str, Part]) -> dict[str, int]:

@@ -47,7 +47,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     number: int
     source: str
     id: str
-    scores: list[float | None]  # of the answer, in [0, 1], without credit for form; None: unscored
+    scores: list[float | None]  # of the answer, in [0, 1] without credit for form, or reward.function's; None: unscored
     correct: list[bool]
     f1: list[float | None]  # beside exact match; empty for mathematics and reward.function
     answers: list[str | None]

@@ -62,7 +62,8 @@ def score_own(reference: str, text: str, asked: Asked, timeout_s: float, patienc
         raise UserError(f"reward.function = '{reference}' ends the process that imports it: mend the file.") from None
     if "error" in answer:
         raise RewardFailed(answer["error"])
-    return Scored(answer["reward"], answer["correct"], {"abstained": 1.0} if answer["reward"] is None else {})
+    abstained = {"abstained": 1.0} if answer["reward"] is None else {}
+    return Scored(answer["reward"], answer["correct"], answer["parts"] | abstained)
 
 
 def try_out(reference: str, row: Example, timeout_s: float) -> None:

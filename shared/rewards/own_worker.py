@@ -1,6 +1,6 @@
 """A process behind `shared.rewards.own`: `own_worker FILE NAME` calls function NAME of FILE for each JSON line.
 
-A line {"question", "text", "ground_truth", "data_source", "extra"} is answered by {"reward", "correct"}, or by
+A line {"question", "text", "ground_truth", "data_source", "extra"} is answered by {"reward", "correct", "parts"}, or by
 {"error"}: what there is instead of a score. What the function prints goes to the log of whoever asked.
 """
 
@@ -9,11 +9,14 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import IO, Any
 
+from shared.messages import LARGEST
 from shared.rewards.workers import START_S, allow_seconds, pipes
 
 GIVEN = ("question", "text", "ground_truth", "data_source", "extra")
@@ -26,6 +29,7 @@ FOREIGN = {
     "prompt": "question",
 }
 FOREIGN |= {"extra_info": "extra", "answer": "ground_truth", "label": "ground_truth"}
+PART = re.compile(r"[A-Za-z]\w{0,39}", re.ASCII)
 RIGHT = 1.0  # from here on a reward that comes without a word about `correct` is one of a right answer
 
 
@@ -89,7 +93,7 @@ def taken(function: Callable[..., Any], name: str) -> list[str]:
 
 
 def called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """{"reward", "correct"}, or {"error"} in words that follow "the reward of a rollout "."""
+    """{"reward", "correct", "parts"}, or {"error"} in words that follow "the reward of a rollout "."""
     try:
         result = function(**arguments)
     except BaseException as error:  # noqa: BLE001  a reward meets whatever a policy writes; SystemExit is no exception
@@ -97,10 +101,17 @@ def called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str,
     given = result if isinstance(result, Mapping) else {"reward": result}
     reward, correct = _plain(given.get("reward")), _plain(given.get("correct"))
     if "reward" in given and reward is None:
-        return {"reward": None, "correct": False}
+        return {"reward": None, "correct": False, "parts": {}}
     if not isinstance(reward, int | float) or not math.isfinite(reward):
         return {"error": f"is {result!r:.80}, which is no reward"}
-    return {"reward": float(reward), "correct": reward >= RIGHT if correct is None else bool(correct)}
+    correct = reward >= RIGHT if correct is None else bool(correct)
+    return {"reward": float(reward), "correct": correct, "parts": _parts(given)}
+
+
+def _parts(given: Mapping[Any, Any]) -> dict[str, float]:
+    """The further keys with a number, whose names may stand in metrics."""
+    named = {k: v for k, v in given.items() if isinstance(k, str) and PART.fullmatch(k) and isinstance(v, Real)}
+    return {k: float(v) for k, v in named.items() if k not in ("reward", "correct") and abs(v) <= LARGEST}
 
 
 def _plain(value: Any) -> Any:

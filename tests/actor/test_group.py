@@ -13,11 +13,13 @@ from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine
 from services.actor.observation import Document
 from services.actor.rollout import Budget, Player, Rollout
+from services.actor.scoring import PARTS, part_sums
 from services.actor.text import Codec, instruction
 from shared.errors import UserError
 from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, Task, decode, encode
 from shared.payload import decode_payload, encode_payload
 from shared.prompts import QUESTION
+from shared.rewards import Scored
 from shared.versions import Version
 from tests.actor.scripted_engine import ScriptedEngine
 
@@ -90,6 +92,16 @@ def test_an_unscored_rollout_is_masked_out_whole_and_the_others_are_not():
     assert decode(encode(header), type(header)) == header
 
 
+def test_the_parts_of_a_reward_are_added_up_over_the_scored_rollouts():
+    scores = [
+        Scored(1.2, True, {"right": 1.0, "form": 0.5}),
+        Scored(None, False, {"abstained": 1.0}),
+        Scored(0.1, False, {"right": 0.0, "form": math.nan, "length": 1e9}),
+    ]
+    assert part_sums(scores) == {"right": (1.0, 2), "form": (0.5, 1)}
+    assert len(part_sums([Scored(1.0, True, {f"p{i}": 1.0 for i in range(PARTS + 5)})])) == PARTS
+
+
 def test_one_scored_rollout_is_a_failed_group_without_payload():
     group = [rollout(), rollout(TIMED_OUT), rollout(ENV_FAILED)]
     header, payload = assemble(make_task(), [3], group, [1.0, None, None], [True, False, False], ORIGIN)
@@ -128,6 +140,7 @@ async def test_a_deadline_keeps_what_has_ended_and_masks_the_rest(make_config, m
     assert sorted(group.header.statuses) == [FINISHED, FINISHED, TIMED_OUT]
     assert sorted(group.header.rewards, key=str) == [1.0, 1.0, None]
     assert group.payload is not None and not group.payload.advantages.any()
+    assert group.header.reward_parts == {"em": (2.0, 2), "answered": (2.0, 2), "well_formed": (0.0, 2)}
 
 
 async def test_a_rollout_with_documents_of_another_index_than_the_groups_is_masked(make_config, model_dir):

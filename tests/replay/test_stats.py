@@ -3,11 +3,12 @@
 import itertools
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from services.replay.buffer import Buffer
 from services.replay.policies import get_policy
-from services.replay.stats import WHAT_IF_FACTORS, batch_stats, reuse, what_if_tau
+from services.replay.stats import WHAT_IF_FACTORS, batch_stats, reuse, reward_parts, what_if_tau
 from tests.replay.played import play
 from tests.replay.recording import Recording
 from tests.replay.test_policies import settings
@@ -45,6 +46,12 @@ def test_a_batch_that_waits_longer_than_its_scan_takes_tells_all_of_it(recording
         stats = batch_stats(seen.step, selection, [], seen.fresh, waited)
         told = [stats[key] for key in ("selection_wait_s", "scan_exposed_s", "scan_hidden_s")]
         assert told == pytest.approx([waited, exposed, hidden])
+
+
+def test_parts_of_rewards_are_means_over_the_rollouts_that_have_them(recording: Recording):
+    parts = ({"right": (3.0, 4), "form": (0.5, 1)}, {"right": (0.0, 2)}, {})
+    fresh = [msgspec.structs.replace(h, reward_parts=p) for h, p in zip(recording.fresh(0), parts, strict=False)]
+    assert reward_parts(fresh) == {"form": 0.5, "right": 0.5}
 
 
 def test_reuse_is_gini_by_its_definition_and_the_share_of_the_top_tenth(recording: Recording):

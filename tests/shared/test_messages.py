@@ -39,7 +39,7 @@ def payload(rng: np.random.Generator, groups: int = 3, run: str = "r") -> Payloa
 
 
 def test_a_header_comes_back_as_it_was():
-    h = header()
+    h = header(reward_parts={"form": (0.5, 2)})
     assert messages.decode(messages.encode(h), GroupHeader) == h
     assert h.mixed and h.scored == [1.0, 0.0]
 
@@ -57,6 +57,8 @@ def test_mixed_means_some_right_and_some_wrong_among_the_scored():
         {"correct": [True]}, {"signs": [1, 0]}, {"statuses": ["finished"] * 2}, {"statuses": ["odd"] * 3},
         {"rewards": [float("nan"), 0.0, 1.0]}, {"headroom": float("inf")}, {"kind": "test"}, {"number": -1},
         {"payload_bytes": -5}, {"sampled_tokens": [-1, 0, 0]}, {"version_min": Version(0, 3)}, {"schema": 99},
+        {"reward_parts": {"form": (float("nan"), 1)}}, {"reward_parts": {"form": (1.0, 4)}},
+        {"reward_parts": {"form": (1.0, 0)}}, {"reward_parts": {"form": (3e6, 2)}},
     ],
 )  # fmt: skip
 def test_an_inconsistent_header_is_refused(changes):

@@ -37,6 +37,10 @@ def nothing_but_the_text(text):
 def partial(text):
     return {"reward": 0.3, "correct": text == "4", "length": 3}
 
+def many(text):
+    odd = {"a name": 1, "text": text, "huge": 10**400, "nan": float("nan"), "list": [1], 3: 3.0, "x" * 50: 1.0}
+    return {"reward": 1, "correct": True, "form": numpy.float32(0.2), "is_short": True, **odd}
+
 def unscored(text):
     return None
 
@@ -106,6 +110,12 @@ def test_what_it_may_return(rewards: Callable[[str], str], name: str, reward: fl
     assert answer["reward"] == (None if reward is None else pytest.approx(reward))
     assert answer["correct"] is correct
     json.dumps(answer)
+
+
+def test_further_numbers_are_parts_of_the_reward(rewards: Callable[[str], str]):
+    assert answer_of(rewards("partial"))["parts"] == {"length": 3.0}
+    assert answer_of(rewards("many"))["parts"] == {"form": pytest.approx(0.2), "is_short": 1.0}
+    assert answer_of(rewards("nothing_but_the_text"))["parts"] == {}
 
 
 @pytest.mark.parametrize(
