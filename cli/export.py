@@ -77,7 +77,7 @@ def write_table(out: Path, steps: list[dict[str, Any]]) -> None:
     rows = [{"step": step["step"], "time": step["time"], **dict(scalars(step))} for step in steps]
     columns = dict.fromkeys(key for row in rows for key in row)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", newline="") as file:
+    with out.open("w", newline="", errors="replace") as file:
         table = csv.DictWriter(file, list(columns), restval="")
         table.writeheader()
         table.writerows(rows)

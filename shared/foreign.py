@@ -155,6 +155,8 @@ PRIME_RL = {
 }
 SYSTEMS = {"verl": VERL, "Search-R1": SEARCH_R1, "TRL": TRL, "OpenRLHF": OPENRLHF, "PRIME-RL": PRIME_RL}
 _ALL = {name: ours for table in SYSTEMS.values() for name, ours in table.items()}
+_LONGEST = max(name.count(".") + 1 for name in _ALL)
+_DEEPEST = 8  # tables in tables, more than any of these systems has
 _OTHERS = {
     "critic",
     "reward_model",
@@ -166,18 +168,18 @@ def ours(name: str) -> str | None:
     parts = name.replace("-", "_").split(".")
     if parts[0] in _OTHERS:
         return None
-    ends = (".".join(parts[at:]) for at in range(len(parts)))
+    ends = (".".join(parts[-count:]) for count in range(_LONGEST, 0, -1))
     return next((_ALL[end] for end in ends if end in _ALL), None)
 
 
 def first_known(name: str, value: Any) -> tuple[str, str] | None:
     """(foreign name, ours) of a setting, or of the first known one in a table of settings; None where none is."""
-    return next(((leaf, found) for leaf in _leaves(name, value) if (found := ours(leaf))), None)
+    return next(((leaf, found) for leaf in _leaves(name, value, _DEEPEST) if (found := ours(leaf))), None)
 
 
-def _leaves(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(f"{name}.{key}", inner)
-    else:
+def _leaves(name: str, value: Any, deep: int) -> Iterator[str]:
+    if not isinstance(value, Mapping):
         yield name
+    elif deep:
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner, deep - 1)

@@ -78,26 +78,28 @@ def taken(function: Callable[..., Any], name: str) -> list[str]:
     if inspect.iscoroutinefunction(function):
         raise Unusable(f"is asynchronous, and a reward is a plain function: write def {name}")
     parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return list(GIVEN)
     found = []
     for p in parameters:
         if p.name in GIVEN and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             found.append(p.name)
-        elif p.default is p.empty and p.kind is not p.VAR_POSITIONAL:
+        elif p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             if p.name in GIVEN:
                 raise Unusable(f"takes '{p.name}', which it does not take by name: leave the / out")
             hint = f": '{FOREIGN[p.name]}' is what it means" if p.name in FOREIGN else ""
             raise Unusable(f"takes '{p.name}', which is none of {', '.join(GIVEN)}{hint}")
-    return found
+    return list(GIVEN) if any(p.kind is p.VAR_KEYWORD for p in parameters) else found
 
 
 def called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """{"reward", "correct", "parts"}, or {"error"} in words that follow "the reward of a rollout "."""
     try:
-        result = function(**arguments)
+        return _read(function(**arguments))
     except BaseException as error:  # noqa: BLE001  a reward meets whatever a policy writes; SystemExit is no exception
         return {"error": f"raised {_shown(error)}"}
+
+
+def _read(result: Any) -> dict[str, Any]:
+    """As `called`. A result may be of any class, and raise whatever it likes when it is looked at."""
     given = result if isinstance(result, Mapping) else {"reward": result}
     reward, correct = _plain(given.get("reward")), _plain(given.get("correct"))
     if "reward" in given and reward is None:
@@ -124,7 +126,8 @@ def _write(answers: IO[str], answer: dict[str, Any]) -> None:
 
 
 def _shown(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200].rstrip(": .")
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200].rstrip(": .")
+    return text.encode(errors="backslashreplace").decode()  # half a surrogate, which no log and no event can hold
 
 
 if __name__ == "__main__":

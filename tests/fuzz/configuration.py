@@ -8,12 +8,18 @@ from hypothesis import strategies as st
 
 from shared.config import known_keys, load
 from shared.errors import UserError
+from shared.foreign import SYSTEMS
 from tests.fuzz.harness import Target
 from tests.fuzz.made import ANY_FLOAT, ANY_INT, near
 
 FILE = Path(tempfile.mkdtemp(prefix="headrace-fuzz-")) / "run.toml"
 DEFAULT = load(None, environ={}).to_toml().encode()
-KEYS = st.sampled_from(known_keys()) | st.sampled_from(["run", "run.", ".x", "learner.lrr", "replay.tau.x", ""])
+FOREIGN = sorted({name for table in SYSTEMS.values() for name in table})
+KEYS = (
+    st.sampled_from(known_keys())
+    | st.sampled_from(FOREIGN).map("learner.{}".format)
+    | st.sampled_from(["run", "run.", ".x", "learner.lrr", "replay.tau.x", ""])
+)
 WORDS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
     st.sampled_from(
@@ -28,6 +34,8 @@ _TOML = [
     b"=",
     b"[" * 3000,
     b"a.b.c=1\n",
+    b"a." * 1500 + b"b=1\n",
+    *(f"{name} = 1\n".encode() for name in FOREIGN),
     b'"""',
     b"'''",
     b"nan",

@@ -43,6 +43,14 @@ def test_what_is_called_alike_elsewhere_and_means_another_model_is_not_taken_for
         load(None, ["--learner.lrr", "1"], {})
 
 
+def test_tables_nested_without_end_are_an_unknown_key_like_any_other():
+    tree: dict = {"n": 1}
+    for _ in range(3000):
+        tree = {"rollout": tree}
+    with pytest.raises(UserError, match=r"unknown key 'learner\.rollout'"):
+        build({"learner": tree})
+
+
 @pytest.mark.parametrize(
     "word", ["--num_generations", "--num-generations", "actor_rollout_ref.rollout.n=8", "+rollout.n=8"]
 )
