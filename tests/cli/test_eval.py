@@ -1,6 +1,7 @@
 """`headrace eval` before and after the processes: what is refused, which weights are meant, what the figures are."""
 
 import fcntl
+import io
 import json
 import os
 from collections.abc import Callable
@@ -16,10 +17,14 @@ from cli.eval import model as eval_model
 from cli.eval import plan as eval_plan
 from cli.eval.model import Vanished, find_target, hold
 from cli.eval.plan import Request, make_plan
+from cli.eval.progress import Progress
 from cli.eval.report import print_report, report
+from cli.eval.session import EvalSession
 from cli.eval.suites import GROUPS, SUITES, Suite, check_words, questions_of, task_of
 from cli.main import main
+from services.actor.engines.engine import threads_of
 from shared import weights
+from shared.cores import available
 from shared.errors import UserError
 from shared.evaluation.records import (
     ANSWERS_LOCK,
@@ -260,6 +265,16 @@ def test_a_run_is_asked_as_it_was_trained(run_dir: Path, data_file: Path):
     assert eval_plan.make_plan(Request(model=str(run_dir), suites=[str(data_file)])).folder == plan.folder
 
 
+def test_the_evaluating_process_takes_the_cores_of_one_actor_however_many_the_run_had(ask: Callable[..., Request]):
+    plan = make_plan(ask(overrides=["--actor.count=8"]))
+    session = EvalSession(plan.config, plan.job, plan.folder, 1, Progress(1, io.StringIO()))
+    plan.folder.mkdir()
+    program = session._program("evaluate", "services.actor.evaluate")
+    one = threads_of(plan.config.model_copy(update={"actor": plan.config.actor.model_copy(update={"count": 1})}))
+    assert program.environment["OMP_NUM_THREADS"] == str(one) == str(max(1, len(available()) // 2))
+    assert threads_of(plan.config) == one, "as the engine itself takes them"
+
+
 def test_a_folder_belongs_to_one_evaluation(ask: Callable[..., Request]):
     plan = make_plan(ask())
     with eval_folder.lock(plan.folder):
@@ -340,6 +355,21 @@ def test_what_the_model_is_to_blame_for_counts_as_wrong_and_is_said_to():
         print_report(found, console)
     assert "2 samples ran out of time, or their answers could not be scored: they count as wrong." in said.get()
     assert "1 samples of 1 questions are left out" in said.get()
+
+
+def test_rewards_above_one_are_not_shown_as_more_than_everything():
+    rich = replace(answered(0, "a", [True, False]), scores=[7.5, 2.5], f1=[])
+    found = report(JOB, [rich], [2], {"reward": {"function": "r.py:score"}})
+    with (console := Console(width=100)).capture() as said:
+        print_report(found, console)
+    head, values, intervals, *_ = (line.split() for line in said.get().splitlines()[1:] if line.strip(" ─━╺╸"))
+    assert head == ["source", "n", "Mean@2", "Best@2", "majority@2", "pass@2"]
+    assert values == ["a", "1", "5", "7.5", "100.0", "100.0"]
+    assert intervals[:3] == ["5", "to", "5"]
+    assert "Mean and Best are of the reward, the others per cent" in said.get()
+    shown = io.StringIO()
+    Progress(1, shown, rewards=True).show([rich])
+    assert shown.getvalue() == "eval: 1/1 questions, mean so far 5\n"
 
 
 def test_what_the_reward_function_will_not_score_is_left_out():
