@@ -7,6 +7,7 @@ TELL_EVERY_S = 60.0
 SENTENCES = {
     "environment": "the environment did not answer {n} rollouts, which are masked out and never scored: see env.url",
     "reward": "the reward of {n} rollouts failed, which are masked out",
+    "deadline": "rollout.deadline_s cut {n} rollouts, which are masked out: the longest answers are lost to training",
 }
 
 

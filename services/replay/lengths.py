@@ -1,7 +1,8 @@
 """How long what actors bring is, and what is trained: a gap between the two says that long answers are lost on the way.
 
-Lengths are tokens after the prompt, sampled and retrieved, of one rollout. Offered: every rollout of every attempt at a
-training task. Trained: the scored ones of the groups that the learner took.
+Lengths are tokens after the prompt, sampled and retrieved, of one rollout. Offered: every rollout that ended by itself,
+of every attempt at a training task. Trained: the scored ones of the groups that the learner took. How long a rollout
+would have become that rollout.deadline_s cut nobody knows, so these are counted by themselves.
 """
 
 from collections.abc import Iterable
@@ -9,13 +10,16 @@ from collections.abc import Iterable
 import numpy as np
 
 from services.replay.records import Counters
-from shared.messages import TRUNCATED, GroupHeader
+from shared.messages import FINISHED, TIMED_OUT, TRUNCATED, GroupHeader
 
 
 def offered(counters: Counters, header: GroupHeader) -> None:
     """Count what an attempt brought."""
-    counters.offered_rollouts += len(header.total_tokens)
-    counters.offered_tokens += sum(header.total_tokens)
+    statuses = header.statuses
+    lengths = [n for n, how in zip(header.total_tokens, statuses, strict=True) if how in (FINISHED, TRUNCATED)]
+    counters.offered_rollouts += len(lengths)
+    counters.offered_tokens += sum(lengths)
+    counters.timed_out_rollouts += statuses.count(TIMED_OUT)
 
 
 def trained(counters: Counters, headers: Iterable[GroupHeader]) -> None:

@@ -93,6 +93,7 @@ class ReplayMetrics:
         self.response_mean = gauge(p + "response_mean_tokens", "mean sampled tokens of the last batch's fresh rollouts")
         self.response_p90 = gauge(p + "response_p90_tokens", "the same, 90th percentile")
         self.response_clipped = gauge(p + "response_clipped_ratio", "share of them that a limit cut off")
+        self.timed_out = gauge(p + "timed_out_ratio", "share of the last batch's fresh rollouts cut by the deadline")
         self.groups = counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
         self.window_reads = counter(p + "window_payload_reads", "payloads passed on to the replay window, unread here")
         self.max_lag = gauge(p + "max_lag_versions", "replay.max_lag: the bound on lag")
@@ -122,6 +123,7 @@ class ReplayMetrics:
             (self.response_mean, "response_tokens_mean"),
             (self.response_p90, "response_tokens_p90"),
             (self.response_clipped, "response_clipped_share"),
+            (self.timed_out, "timed_out_share"),
         ):
             if s[key] is not None:
                 gauge.set(s[key])

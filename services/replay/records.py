@@ -40,6 +40,7 @@ class Counters(msgspec.Struct, kw_only=True):
     sampled_tokens: int = 0
     offered_rollouts: int = 0  # and their tokens: services/replay/lengths.py
     offered_tokens: int = 0
+    timed_out_rollouts: int = 0
     trained_rollouts: int = 0
     trained_tokens: int = 0
     payload_bytes: int = 0  # written by actors, in all

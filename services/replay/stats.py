@@ -11,7 +11,7 @@ from services.replay.records import Composed
 from services.replay.selection import Selection
 from services.replay.state import State
 from shared.config import Config
-from shared.messages import AGAIN, GroupHeader, Part, Record, Trained
+from shared.messages import AGAIN, TIMED_OUT, TRUNCATED, GroupHeader, Part, Record, Trained
 
 WHAT_IF_FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 
@@ -68,7 +68,8 @@ def batch_stats(
         "unscored": sum(len(h.rewards) for h in fresh) - len(scored),
         "tokens_sampled": sum(sum(h.sampled_tokens) for h in fresh),
         "searches_mean": _mean([searches for h in fresh for searches in h.searches]),
-        "truncated_share": _mean([status == "truncated" for h in fresh for status in h.statuses]),
+        "truncated_share": _mean([status == TRUNCATED for h in fresh for status in h.statuses]),
+        "timed_out_share": _mean([status == TIMED_OUT for h in fresh for status in h.statuses]),
         **lengths.of_responses(fresh),
         "generation_s_mean": _mean([h.seconds for h in fresh]),
         "env_s_mean": _mean([h.env_seconds for h in fresh]),
@@ -110,6 +111,7 @@ def step_event(config: Config, state: State, batch: Composed, done: Trained, sec
         "buffer_groups": len(state.buffer),
         "groups_generated": c.generated,
         "rollouts_generated": c.generated_rollouts,
+        "rollouts_timed_out": c.timed_out_rollouts,
         "groups_trained": c.trained,
         "groups_replayed": c.replayed,
         "groups_lost": c.lost,

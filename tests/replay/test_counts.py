@@ -34,13 +34,24 @@ async def test_prompts_that_are_fresh_and_replayed_in_one_step_are_counted(make_
     assert last["length_offered_mean"] == last["length_trained_mean"] == 9.0
 
 
-def test_answers_that_did_not_end_in_time_are_offered_and_not_trained() -> None:
+def test_answers_that_ended_and_were_not_scored_are_offered_and_not_trained() -> None:
     counters = Counters(started=0.0)
-    header = _header(total_tokens=[10, 20, 90], rewards=[1.0, 0.0, None])
+    header = _header(total_tokens=[10, 20, 90], rewards=[1.0, 0.0, None], statuses=[FINISHED, TRUNCATED, FINISHED])
     lengths.offered(counters, header)
     lengths.trained(counters, [header])
     assert lengths.means(counters) == {"length_offered_mean": 40.0, "length_trained_mean": 15.0}
     assert lengths.means(Counters(started=0.0)) == {"length_offered_mean": None, "length_trained_mean": None}
+
+
+def test_answers_that_the_deadline_cut_are_counted_and_have_no_length() -> None:
+    counters = Counters(started=0.0)
+    lost = _header(total_tokens=[700, 0, 0, 0], rewards=[1.0, None, None, None])  # a turn that is cut leaves no token
+    lengths.offered(counters, lost)
+    header = _header(total_tokens=[800, 900, 0, 0], rewards=[1.0, 0.0, None, None])
+    lengths.offered(counters, header)
+    lengths.trained(counters, [header])
+    assert lengths.means(counters) == {"length_offered_mean": 800.0, "length_trained_mean": 850.0}
+    assert counters.timed_out_rollouts == 5
 
 
 def test_lengths_of_responses_are_those_of_scored_rollouts():
@@ -57,9 +68,9 @@ def test_lengths_of_responses_are_those_of_scored_rollouts():
     assert set(lengths.of_responses([_header([90] * 2, [None, None])]).values()) == {None}
 
 
-def _header(total_tokens: list[int], rewards: list[float | None]) -> GroupHeader:
+def _header(total_tokens: list[int], rewards: list[float | None], statuses: list[str] | None = None) -> GroupHeader:
     config = build({"rollout": {"group_size": len(rewards)}})
     task = train_task(config, Questions(1), 0, attempt=0, min_version=0)
     header = header_for(task, random.Random(0), Version(0, 0))
-    statuses = ["finished" if reward is not None else TIMED_OUT for reward in rewards]
+    statuses = statuses or [FINISHED if reward is not None else TIMED_OUT for reward in rewards]
     return msgspec.structs.replace(header, total_tokens=total_tokens, rewards=rewards, statuses=statuses)
