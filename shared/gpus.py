@@ -21,10 +21,11 @@ _QUERY = ["--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,no
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device; `used` is the share of its memory that is taken, 0 where the driver does not say."""
+    """One device; `used` is the share of its `total` bytes that is taken. Both are 0 where the driver does not say."""
 
     uuid: str
     used: float = 0.0
+    total: int = 0
 
     @property
     def busy(self) -> bool:
@@ -62,7 +63,7 @@ def parse_listing(text: str) -> list[Gpu]:
             continue
         used, _, total = (part.strip() for part in memory.partition(","))
         known = used.isdigit() and total.isdigit() and int(total) > 0
-        gpus.append(Gpu(uuid, int(used) / int(total) if known else 0.0))
+        gpus.append(Gpu(uuid, int(used) / int(total), int(total) * 2**20) if known else Gpu(uuid))
     return gpus
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cli.run import devices, local_redis, plan, ports
+from cli.run import devices, local_redis, one_gpu, plan, ports
 from cli.run.prompt_lengths import PromptTokens, shortened
 from cli.run.untrained import is_untrained
 from services.env_search.backend import IndexSpec, build_command
@@ -18,7 +18,7 @@ from services.replay.policies import get_policy
 from shared import checkpoints
 from shared.config import Config
 from shared.errors import UserError
-from shared.gpus import trains_in_float32, visible_gpus
+from shared.gpus import Gpu, trains_in_float32, visible_gpus
 from shared.model_files import find_model, parameters_of
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import WEIGHTS_SHARE, wait_until_up
@@ -52,7 +52,7 @@ class Preflight:
         self._ports()
         self._passages()
         self._actors()
-        self._gpus()
+        self._gpus(model_dir)
         self._redis_memory(model_dir)
         if not self.dry_run:
             self._disk(model_dir)
@@ -167,12 +167,21 @@ class Preflight:
             )
         self.notes.append("actor.count = 0: the run waits until actors that are started elsewhere make groups.")
 
-    def _gpus(self) -> None:
-        count = len(visible_gpus() or ())
-        if said := devices.refusal(self.config, count):
+    def _gpus(self, model_dir: Path | None = None) -> None:
+        gpus = visible_gpus() or []
+        if said := devices.refusal(self.config, len(gpus)) or self._crowded(gpus, model_dir):
             self._absent(UserError(said))
-        elif said := devices.note(self.config, count):
+        elif said := devices.note(self.config, len(gpus)):
             self.notes.append(said)
+
+    def _crowded(self, gpus: list[Gpu], model_dir: Path | None) -> str | None:
+        """Why learner and vLLM do not fit the GPU that they share, if they do not."""
+        c = self.config
+        vllm = c.actor.engine == "vllm" or (c.actor.engine == "auto" and importlib.util.find_spec("vllm") is not None)
+        if len(gpus) != 1 or model_dir is None or c.learner.device == "cpu" or not vllm:
+            return None
+        own = 4 if c.model.dtype == "float32" else 2
+        return one_gpu.refusal(c, gpus[0], parameters_of(model_dir), own)
 
     def _ports(self) -> None:
         wanted = plan.ports_of(self.config)
@@ -214,7 +223,7 @@ class Preflight:
             self.notes.append(
                 f"weights.transport = 'redis': each machine with actors fetches {_gib(version)} a step from one "
                 f"server, {version / NETWORK:.0f} s of a 10 Gbit/s network; 64 machines {_gib(64 * version)} and "
-                f"{64 * version / NETWORK / 60:.0f} minutes. A shared folder or weights.delta sends less."
+                f"{64 * version / NETWORK / 60:.0f} minutes. A shared folder, 'broadcast' or weights.delta spare it."
             )
         needed = VERSIONS_IN_REDIS * version
         if limit and needed > WEIGHTS_SHARE * limit:

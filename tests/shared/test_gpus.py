@@ -53,4 +53,4 @@ def test_a_missing_driver_shows_no_gpu_and_a_failing_one_is_not_mistaken_for_it(
     assert visible_gpus() is None  # nobody knows
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     command.write_text("#!/bin/sh\necho 'GPU-a, 0, 81559'\n")
-    assert visible_gpus() == [Gpu("GPU-a")]
+    assert visible_gpus() == [Gpu("GPU-a", total=81559 * 2**20)]
