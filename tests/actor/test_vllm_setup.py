@@ -18,3 +18,13 @@ def test_on_a_gpu_logits_are_not_rounded_to_bfloat16(
 ) -> None:
     arguments = engine_arguments(make_config(model={"path": str(model_dir), "dtype": dtype}), model_dir, on_cpu)
     assert arguments.get("hf_overrides") == ({"head_dtype": "float32"} if unrounded else None)
+
+
+@pytest.mark.parametrize("cache", [0, 2**30])
+def test_vllm_asks_for_no_more_of_a_gpu_than_its_share_whatever_its_cache_takes(
+    make_config: Callable[..., Config], model_dir: Path, cache: int
+) -> None:
+    config = make_config(actor={"gpu_memory_utilization": 0.3, "kv_cache_bytes": cache})
+    arguments = engine_arguments(config, model_dir, on_cpu=False)
+    assert arguments["gpu_memory_utilization"] == 0.3
+    assert arguments.get("kv_cache_memory_bytes", 0) == cache

@@ -70,10 +70,11 @@ def engine_arguments(config: Config, directory: Path, on_cpu: bool) -> dict[str,
         if c.actor.tensor_parallel == 1:
             arguments["distributed_executor_backend"] = "uni"
         arguments["kv_cache_memory_bytes"] = c.actor.kv_cache_bytes or cache_bytes(c, directory, dtype)
-    elif c.actor.kv_cache_bytes:
-        arguments["kv_cache_memory_bytes"] = c.actor.kv_cache_bytes
     else:
+        # also where the cache has a size of its own: vLLM starts only where so much of the GPU is free
         arguments["gpu_memory_utilization"] = c.actor.gpu_memory_utilization
+        if c.actor.kv_cache_bytes:
+            arguments["kv_cache_memory_bytes"] = c.actor.kv_cache_bytes
     return arguments
 
 
