@@ -73,7 +73,7 @@ def _model(layers: int, hidden: int, vocabulary: int) -> Any:
 
 def _through_redis(model: Any, folder: Path) -> None:
     from services.learner.stop import Stop
-    from services.learner.talk.post import Post
+    from services.learner.talk.outbox import Outbox
     from services.learner.weights.publish import publish
     from services.learner.weights.transports.redis_chunks import RedisSender
     from shared.redis_client import connect
@@ -81,7 +81,7 @@ def _through_redis(model: Any, folder: Path) -> None:
     from shared.versions import Version
 
     with scratch_redis() as url, connect(url) as client:
-        sender = RedisSender(Post(client, Keys("memory"), Stop()), Stop(), delta=True)
+        sender = RedisSender(Outbox(client, Keys("memory"), Stop()), Stop(), delta=True)
         for number in range(2):
             notice = publish(folder, Version(0, number), model, {}, [])
             sender.send(notice, folder / notice.location)

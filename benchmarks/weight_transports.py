@@ -25,7 +25,7 @@ from services.actor.transports.folder import FolderReceiver
 from services.actor.transports.redis_chunks import RedisReceiver
 from services.actor.wire import Wire
 from services.learner.stop import Stop
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from services.learner.weights.transports import Sender
 from services.learner.weights.transports.folder import FolderSender
 from services.learner.weights.transports.redis_chunks import RedisSender
@@ -73,7 +73,7 @@ async def _all(root: Path, versions: Versions) -> dict[str, float]:
         wire = Wire(build({"run": {"name": "transports"}, "redis": {"url": url}}))
         taken[BARE] = _set_and_get(client, versions[1][1])
         for name, delta in THROUGH_REDIS.items():
-            sender = RedisSender(Post(client, Keys("transports"), Stop()), Stop(), delta=delta)
+            sender = RedisSender(Outbox(client, Keys("transports"), Stop()), Stop(), delta=delta)
             receiver = RedisReceiver(wire, root / name)
             await _timed(sender, receiver, versions[0])
             taken[name] = await _timed(sender, receiver, versions[1])

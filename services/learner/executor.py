@@ -12,7 +12,7 @@ from services.learner.groups.parts import use_parts
 from services.learner.groups.store import Fetched, Store
 from services.learner.ranks.keeping import save_checkpoint
 from services.learner.step import Totals, Trainer
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from services.learner.weights.publisher import Publisher
 from shared.config import Config
 from shared.messages import Batch, Cursor, Record, Scan
@@ -61,8 +61,8 @@ class Executor(Protocol):
 class Alone:
     """One process has the whole model."""
 
-    def __init__(self, config: Config, trainer: Trainer, store: Store, post: Post, publisher: Publisher) -> None:
-        self.config, self.trainer, self.store, self.post, self.publisher = config, trainer, store, post, publisher
+    def __init__(self, config: Config, trainer: Trainer, store: Store, outbox: Outbox, publisher: Publisher) -> None:
+        self.config, self.trainer, self.store, self.outbox, self.publisher = config, trainer, store, outbox, publisher
         self.reference = config.learner.reference == "trainer"  # of stored groups it is kept in Redis
         self._between_updates = False
 
@@ -95,4 +95,4 @@ class Alone:
 
     def fetch(self, ids: list[str], *, reference: bool) -> Fetched:
         """The groups, however long Redis is away."""
-        return self.post.patiently("fetch groups", lambda: self.store.fetch(ids, reference=reference))
+        return self.outbox.patiently("fetch groups", lambda: self.store.fetch(ids, reference=reference))

@@ -24,7 +24,7 @@ from services.learner.ranks.members import ALONE, Ranks
 from services.learner.stop import Stop, Stopped
 from services.learner.talk import lineage
 from services.learner.talk.idle import waiting_text
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from services.learner.talk.told import Told
 from services.learner.weights import checkpoint, publish
 from services.learner.weights.publisher import TRIES, Publisher
@@ -66,7 +66,7 @@ class Loop:
         self.trainer, self.step = made.trainer, made.step
         self.keys = Keys(config.run.name)
         self.client = connect(config.redis.url)
-        self.post = Post(self.client, self.keys, stop)
+        self.outbox = Outbox(self.client, self.keys, stop)
         self.inbox = SyncInbox(self.client, self.keys.work, LEARNER, CONSUMER)
         model = self.trainer.model
         self.store = Store(
@@ -77,11 +77,11 @@ class Loop:
             vocabulary=vocabulary_of(model),
             context=context_of(model),
         )
-        self.lineage = self.post.patiently(
+        self.lineage = self.outbox.patiently(
             "open a lineage", lambda: lineage.open_lineage(self.client, self.keys, made.lineage)
         )
-        self.post.lineage = self.lineage
-        acknowledged = self.post.patiently(
+        self.outbox.lineage = self.lineage
+        acknowledged = self.outbox.patiently(
             "read how far the run is saved", lambda: lineage.saved_step(self.client, self.keys)
         )
         self._lost = (self.step, acknowledged) if acknowledged > self.step else None
@@ -91,10 +91,10 @@ class Loop:
         self._open: list[tuple[bytes, int]] = []  # (entry, step) of batches that no checkpoint holds yet
         self._saved_step = made.step if made.lineage >= 0 else -1
         self._publisher = Publisher(config, model, made.companions)
-        own = Alone(config, self.trainer, self.store, self.post, self._publisher)
+        own = Alone(config, self.trainer, self.store, self.outbox, self._publisher)
         self._executor: Executor = own if ranks.count == 1 else WithRanks(own)
         self._save_time = SaveTime(self.trainer.optimiser.checkpoint_bytes)
-        self._sender = make_sender(config, self.post, stop)
+        self._sender = make_sender(config, self.outbox, stop)
         self._dead_letters_seen = 0
         self._first_step = self.step
 
@@ -136,7 +136,7 @@ class Loop:
         wait = LongWait()
         while True:
             with self.trainer.clock("wait"):
-                entries = self.post.patiently("read work", lambda: self.inbox.read(1))
+                entries = self.outbox.patiently("read work", lambda: self.inbox.read(1))
             self.stop.check()
             for entry in entries:
                 if self.handle(entry):
@@ -152,11 +152,11 @@ class Loop:
         def ask() -> tuple[str, bool]:
             return waiting_text(self.client, self.keys, self.step, seconds)
 
-        text, groups_are_coming = self.post.patiently("look for groups", ask)
+        text, groups_are_coming = self.outbox.patiently("look for groups", ask)
         starting = self.step == self._first_step and seconds < START_S
         log.info("%s", text)
         if not groups_are_coming and not starting:
-            self.post.warn(text)
+            self.outbox.warn(text)
         if not (self._publisher.is_whole() and self._sender.has(self._publisher.notice)):
             self._write_weights_again(
                 f"the files of version {self.version} were damaged or gone, and are written again."
@@ -168,13 +168,13 @@ class Loop:
     def _write_weights_again(self, why: str) -> None:
         """Where no actor takes a version, no group for a step comes."""
         self._publish()
-        with self.post.letter("announce the version again") as letter:
-            letter.notice(self._publisher.notice)
-            letter.event("warning", text=why)
+        with self.outbox.transaction("announce the version again") as tx:
+            tx.notice(self._publisher.notice)
+            tx.event("warning", text=why)
 
     def _reported(self, fields: Sequence[str] = heartbeats.VERSIONS) -> set[Version]:
         """The versions that live actors name in these fields of their heartbeats."""
-        return self.post.patiently("read heartbeats", lambda: publish.versions_in_use(self.client, self.keys, fields))
+        return self.outbox.patiently("read heartbeats", lambda: publish.versions_in_use(self.client, self.keys, fields))
 
     def handle(self, entry: Entry) -> bool:
         """Do what one entry says; True after Finish."""
@@ -195,22 +195,22 @@ class Loop:
 
     def _announce(self) -> None:
         self._publish()
-        with self.post.letter("announce the first version") as letter:
-            letter.notice(self._publisher.notice)
-            letter.result(self._hello())
+        with self.outbox.transaction("announce the first version") as tx:
+            tx.notice(self._publisher.notice)
+            tx.result(self._hello())
             if self._saved_step >= 0:  # the crash may have come between the checkpoint and the word of it
-                letter.result(Checkpointed(version=self.version, step=self._saved_step))
-                letter.pipe.set(streams.saved_key(self.keys), self.step)
-                letter.event("resumed", step=self.step, lineage=self.lineage)
+                tx.result(Checkpointed(version=self.version, step=self._saved_step))
+                tx.pipe.set(streams.saved_key(self.keys), self.step)
+                tx.event("resumed", step=self.step, lineage=self.lineage)
             if self._lost:
-                letter.event("warning", text=lineage.lost_steps(*self._lost))
+                tx.event("warning", text=lineage.lost_steps(*self._lost))
         metrics.announce(self.version)
         metrics.announce_limit(engine_gap.limit(self.config.replay))
         log.info("learner at version %s on %s", self.version, device_of(self.trainer.model))
 
     def _take_up(self) -> bool:
         """What an earlier process had read and not acknowledged, in order; True after Finish."""
-        self.post.patiently("create the work stream", self.inbox.create)
+        self.outbox.patiently("create the work stream", self.inbox.create)
         after = b"0"
         while entries := self._left_after(after):
             for entry in entries:
@@ -220,7 +220,7 @@ class Loop:
         return False
 
     def _left_after(self, after: bytes) -> list[Entry]:
-        return self.post.patiently("read what was left", lambda: self.inbox.own_pending(PENDING_PAGE, after))
+        return self.outbox.patiently("read what was left", lambda: self.inbox.own_pending(PENDING_PAGE, after))
 
     def _scan(self, entry: Entry, scan: Scan) -> None:
         before = self.trainer.clock.seconds("scan")
@@ -236,13 +236,13 @@ class Loop:
             records=records,
             seconds=self.trainer.clock.seconds("scan") - before,
         )
-        with self.post.letter("send a scan's records") as letter:
-            letter.result(result)
-            letter.ack(entry.id)
+        with self.outbox.transaction("send a scan's records") as tx:
+            tx.result(result)
+            tx.ack(entry.id)
 
     def _batch(self, entry: Entry, batch: Batch) -> None:
         if batch.step < self._saved_step:
-            self.post.patiently("acknowledge a saved batch", lambda: self.inbox.ack(entry.id))
+            self.outbox.patiently("acknowledge a saved batch", lambda: self.inbox.ack(entry.id))
         elif batch.step < self.step:
             if entry.id not in (id for id, _ in self._open):
                 self._open.append((entry.id, batch.step))
@@ -257,11 +257,11 @@ class Loop:
 
     def _ask_for_what_is_missing(self, entry: Entry, batch: Batch) -> None:
         """Batches before this one did not come: replay says which it still has (Sync), and sends those again."""
-        with self.post.letter("ask for missing batches") as letter:
-            letter.ack(entry.id)
+        with self.outbox.transaction("ask for missing batches") as tx:
+            tx.ack(entry.id)
             if not self._behind:
                 log.warning("a batch for step %d came, and the learner is at step %d", batch.step, self.step)
-                letter.result(self._hello(again=True))
+                tx.result(self._hello(again=True))
         self._behind = True
 
     def _answer(self, entry: Entry, sync: Sync) -> None:
@@ -273,21 +273,21 @@ class Loop:
             self._publish()
         if not self._sender.has(self._publisher.notice):
             self._send_weights()
-        lacking = self.post.patiently("look for payloads", lambda: self._told.lacking(self.client, self.keys, sync))
-        newest: Any = self.post.patiently(
+        lacking = self.outbox.patiently("look for payloads", lambda: self._told.lacking(self.client, self.keys, sync))
+        newest: Any = self.outbox.patiently(
             "read the newest notice", lambda: self.client.xrevrange(self.keys.weights, count=1)
         )
-        with self.post.letter("say where the learner is") as letter:
+        with self.outbox.transaction("say where the learner is") as tx:
             for trained, references in lacking:
                 log.warning("step %d is told again: replay has lost the word of it", trained.step)
-                letter.trained(trained, references)
+                tx.trained(trained, references)
             if not newest or newest[0][1][FIELD] != encode(self._publisher.notice):
-                letter.notice(self._publisher.notice)
-            lineage.remember(letter.pipe, self.keys, self.lineage, max(self._saved_step, 0))
-            letter.result(self._hello())
+                tx.notice(self._publisher.notice)
+            lineage.remember(tx.pipe, self.keys, self.lineage, max(self._saved_step, 0))
+            tx.result(self._hello())
             if skipped:
-                letter.event("warning", text=lineage.lost_steps(*skipped))
-            letter.ack(entry.id)
+                tx.event("warning", text=lineage.lost_steps(*skipped))
+            tx.ack(entry.id)
         self._behind = False
         metrics.announce(self.version)
 
@@ -316,15 +316,15 @@ class Loop:
         kept = fresh.groups if self.config.keeps_references else []
         references = {group.id: self.store.reference_bytes(group) for group in kept}
         self._cursor = batch.cursor
-        with self.post.letter("send a trained step") as letter:
-            letter.notice(self._publisher.notice)
-            letter.trained(trained, references)
+        with self.outbox.transaction("send a trained step") as tx:
+            tx.notice(self._publisher.notice)
+            tx.trained(trained, references)
             gap = engine_gap.warning(self.config.replay, numbers.get("engine_gap", 0.0))
             noise = drift_noise.warning(self.config.replay, numbers.get("drift_noise", 0.0))
             left_out = totals.warning(batch.step, self.config.learner.max_bad_gradients)
             for text in filter(None, [gap, noise, left_out]):
                 log.warning(text)
-                letter.event("warning", text=text)
+                tx.event("warning", text=text)
         self._told.keep(trained, references)
         with self.trainer.clock("publish"):
             self._publisher.delete_unused(self._reported())
@@ -333,19 +333,19 @@ class Loop:
 
     def _finish(self, entry: Entry) -> bool:
         if self.step < self.config.run.steps:  # left over from before the run was given more steps
-            self.post.patiently("acknowledge an old end of the run", lambda: self.inbox.ack(entry.id))
+            self.outbox.patiently("acknowledge an old end of the run", lambda: self.inbox.ack(entry.id))
             return False
         if self._saved_step != self.step:
             self._checkpoint()
-        with self.post.letter("say that the run is saved") as letter:
-            letter.result(Checkpointed(version=self.version, step=self.step))
-            letter.ack(entry.id)
+        with self.outbox.transaction("say that the run is saved") as tx:
+            tx.result(Checkpointed(version=self.version, step=self.step))
+            tx.ack(entry.id)
         log.info("finished at step %d", self.step)
         return True
 
     def _memory_is_short(self) -> bool:
         """Payloads are freed by checkpoints alone, and actors wait for room."""
-        short = self.post.patiently("look at its memory", lambda: is_short_of_memory(self.client))
+        short = self.outbox.patiently("look at its memory", lambda: is_short_of_memory(self.client))
         if short:
             log.warning("Redis is short of memory: a checkpoint after step %d, so that payloads can go", self.step)
         return short
@@ -357,10 +357,10 @@ class Loop:
             self._written(c.checkpoints_dir, lambda: self._executor.save(self.step, self.lineage, self._cursor))
             self._save_time.saved(time.monotonic() - began)
             self._saved_step = self.step
-            with self.post.letter("acknowledge the saved batches") as letter:
-                letter.ack(*(id for id, _ in self._open))
-                letter.pipe.set(streams.saved_key(self.keys), self.step)
-                letter.result(Checkpointed(version=self.version, step=self.step))
+            with self.outbox.transaction("acknowledge the saved batches") as tx:
+                tx.ack(*(id for id, _ in self._open))
+                tx.pipe.set(streams.saved_key(self.keys), self.step)
+                tx.result(Checkpointed(version=self.version, step=self.step))
             self._open.clear()
             checkpoint.prune(c.checkpoints_dir, c.learner.keep_last, c.learner.keep_every)
 
@@ -375,7 +375,7 @@ class Loop:
         self._sender.send(notice, self.config.weights_dir / notice.location)
 
     def _written(self, folder: Path, write: Callable[[], object]) -> None:
-        until_written(self.stop, folder, write, self.post.warn)
+        until_written(self.stop, folder, write, self.outbox.warn)
 
     def _hello(self, *, again: bool = False) -> Hello:
         return Hello(version=self.version, cursor=self._cursor, again=again)
@@ -383,7 +383,7 @@ class Loop:
     def _refuse(self, entry: Entry, reason: str) -> None:
         log.warning("refused an entry of the work stream: %s", reason)
         self.store.dead_letters += 1
-        with self.post.letter("refuse an entry") as letter:
-            streams.bury(letter.pipe, self.keys, "learner:work", reason, entry.data)
-            letter.ack(entry.id)
-            letter.event("warning", text=reason)
+        with self.outbox.transaction("refuse an entry") as tx:
+            streams.bury(tx.pipe, self.keys, "learner:work", reason, entry.data)
+            tx.ack(entry.id)
+            tx.event("warning", text=reason)

@@ -8,7 +8,7 @@ import redis
 
 from services.actor import follower
 from services.learner.stop import Stop
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from services.learner.weights.transports.redis_chunks import RedisSender
 from shared import weights
 from shared.events import parse
@@ -33,7 +33,7 @@ def test_they_are_adopted_and_wrong_missing_and_damaged_ones_refused(
         env={"kind": "single"},
         weights={"transport": "redis", "received": str(received), "dir": str(tmp_path / "nowhere")},
     )
-    sender = RedisSender(Post(client, KEYS, Stop()), Stop(), delta=True)
+    sender = RedisSender(Outbox(client, KEYS, Stop()), Stop(), delta=True)
     first = publish(0, seed=0)
     sender.send(*first)
     start_actor(config)

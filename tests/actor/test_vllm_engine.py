@@ -15,7 +15,7 @@ from services.actor.heartbeat import resident_bytes
 from services.actor.transports.redis_chunks import RedisReceiver
 from services.actor.wire import Wire
 from services.learner.stop import Stop
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from services.learner.weights.model_writer import as_written, write_plain
 from services.learner.weights.transports.redis_chunks import RedisSender
 from shared import weights
@@ -201,7 +201,7 @@ async def test_bfloat16_files_that_came_through_redis_are_swapped_in_and_damaged
     )
     wire = Wire(config)
     with connect(redis_url) as client:
-        RedisSender(Post(client, wire.keys, Stop()), Stop(), delta=False).send(notice, folder)
+        RedisSender(Outbox(client, wire.keys, Stop()), Stop(), delta=False).send(notice, folder)
     received, _ = await RedisReceiver(wire, tmp_path / "received").fetch(notice, engine.version)
     await wire.client.aclose()
     await engine.verify(notice, received)

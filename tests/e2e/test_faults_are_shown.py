@@ -25,7 +25,7 @@ from services.actor.follower import Follower
 from services.actor.text import Codec
 from services.actor.wire import Wire
 from services.learner.stop import Stop
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from services.learner.weights.room import PROBE_BYTES, until_written
 from services.replay.http import make_app
 from services.replay.service import Replay
@@ -175,15 +175,15 @@ async def redis_that_was_away(w: World) -> AsyncIterator[None]:
 @asynccontextmanager
 async def redis_that_is_away(w: World) -> AsyncIterator[None]:
     async with w.serving():
-        post = Post(connect(w.url), KEYS, Stop())
+        outbox = Outbox(connect(w.url), KEYS, Stop())
         w.server.kill()
         w.server.wait()
-        waiting = asyncio.create_task(asyncio.to_thread(post.patiently, "say hello", post.client.ping))
+        waiting = asyncio.create_task(asyncio.to_thread(outbox.patiently, "say hello", outbox.client.ping))
         await until(lambda: w.value("headrace_replay_redis_wait_seconds", why="away") > 0)
         yield
         await asyncio.to_thread(w.revive)
         await waiting
-        post.client.close()
+        outbox.client.close()
         await until(lambda: w.value("headrace_replay_redis_wait_seconds", why="away") == 0)
 
 
@@ -243,7 +243,7 @@ async def a_learner_without_room(w: World) -> AsyncIterator[None]:
     stopping = Stop()
     resource.setrlimit(resource.RLIMIT_FSIZE, (PROBE_BYTES // 2, hard))
     try:
-        tell = Post(client, KEYS, stopping).warn
+        tell = Outbox(client, KEYS, stopping).warn
         writing = asyncio.create_task(asyncio.to_thread(until_written, stopping, folder, write, tell))
         await until(lambda: w.value("headrace_learner_disk_wait_seconds") > 0)
         yield

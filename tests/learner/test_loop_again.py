@@ -49,14 +49,14 @@ def test_a_crash_between_the_checkpoint_and_its_acknowledgement_trains_nothing_t
     feed(batch(0))
     work_off(loop)
     feed(batch(1))
-    patiently = loop.post.patiently
+    patiently = loop.outbox.patiently
 
     def die(what: str, call: Any) -> Any:
         if "acknowledge" in what:
             raise KeyboardInterrupt
         return patiently(what, call)
 
-    monkeypatch.setattr(loop.post, "patiently", die)
+    monkeypatch.setattr(loop.outbox, "patiently", die)
     with pytest.raises(KeyboardInterrupt):
         work_off(loop)
     assert checkpoint.steps(config.checkpoints_dir) == [2]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from services.learner.stop import Stop
-from services.learner.talk import lineage, post
-from services.learner.talk.post import Post
+from services.learner.talk import lineage, outbox
+from services.learner.talk.outbox import Outbox
 from shared.config import Config
 from shared.errors import UserError
 from shared.messages import Trained, WeightsNotice, decode
@@ -37,7 +37,7 @@ def test_a_learner_that_is_replaced_while_it_writes_has_written_nothing(
     redis_url: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connect(redis_url) as own:
-        old = Post(own, KEYS, Stop())
+        old = Outbox(own, KEYS, Stop())
         old.lineage = lineage.open_lineage(client, KEYS, -1)
         began = []
 
@@ -46,9 +46,9 @@ def test_a_learner_that_is_replaced_while_it_writes_has_written_nothing(
             if not began:  # between the look and what is written
                 began.append(lineage.open_lineage(client, KEYS, -1))
 
-        monkeypatch.setattr(post, "refuse_if_replaced", look)
-        with pytest.raises(UserError, match="another learner has taken over"), old.letter("announce") as letter:
-            letter.event("warning", text="late")
+        monkeypatch.setattr(outbox, "refuse_if_replaced", look)
+        with pytest.raises(UserError, match="another learner has taken over"), old.transaction("announce") as tx:
+            tx.event("warning", text="late")
     assert began == [1] and not client.xlen(KEYS.events)
 
 

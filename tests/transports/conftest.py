@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from services.actor.transports.redis_chunks import RedisReceiver
 from services.actor.wire import Wire
 from services.learner.stop import Stop
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from services.learner.weights.transports.redis_chunks import RedisSender
 from shared import weights
 from shared.config import Config, build
@@ -36,14 +36,14 @@ def config(tmp_path: Path, redis_url: str) -> Config:
 
 
 @pytest.fixture
-def post(redis_url: str) -> Iterator[Post]:
+def outbox(redis_url: str) -> Iterator[Outbox]:
     with connect(redis_url) as client:
-        yield Post(client, KEYS, Stop())
+        yield Outbox(client, KEYS, Stop())
 
 
 @pytest.fixture
-def sender(post: Post) -> RedisSender:
-    return RedisSender(post, Stop(), delta=True)
+def sender(outbox: Outbox) -> RedisSender:
+    return RedisSender(outbox, Stop(), delta=True)
 
 
 @pytest.fixture

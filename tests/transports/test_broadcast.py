@@ -60,8 +60,8 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sender(config: Config, post) -> Iterator[BroadcastSender]:
-    sender = BroadcastSender(config, post.client)
+def sender(config: Config, outbox) -> Iterator[BroadcastSender]:
+    sender = BroadcastSender(config, outbox.client)
     sender._carrier.up()
     yield sender
     sender.close()
@@ -69,13 +69,13 @@ def sender(config: Config, post) -> Iterator[BroadcastSender]:
 
 
 @pytest.fixture
-async def actor(config: Config, tmp_path: Path, post) -> AsyncIterator[Actor]:
+async def actor(config: Config, tmp_path: Path, outbox) -> AsyncIterator[Actor]:
     """An actor on a machine of this name, that has reported itself."""
     made: list[tuple[Wire, BroadcastReceiver]] = []
 
     def make(host: str) -> BroadcastReceiver:
         wire = Wire(config)
-        say(post, wire.name, host=host, state="running")
+        say(outbox, wire.name, host=host, state="running")
         made.append((wire, receiver := BroadcastReceiver(wire, tmp_path / host)))
         return receiver
 
@@ -123,7 +123,7 @@ async def test_all_who_want_a_version_get_it_in_one_round_and_late_ones_in_anoth
 
 @slow
 async def test_an_actor_that_is_killed_in_the_middle_takes_neither_learner_nor_others_with_it(
-    sender, actor, publish, tmp_path, redis_url, post, monkeypatch, caplog
+    sender, actor, publish, tmp_path, redis_url, outbox, monkeypatch, caplog
 ):
     monkeypatch.setattr(sending, "GATHER_S", 60.0)
     notice, folder = publish(0)
@@ -135,7 +135,7 @@ async def test_an_actor_that_is_killed_in_the_middle_takes_neither_learner_nor_o
     ) as doomed:
         assert doomed.stdin is not None and doomed.stdout is not None
         name = doomed.stdout.readline().strip()
-        say(post, name, host="doomed", state="running")
+        say(outbox, name, host="doomed", state="running")
         survivor = actor("survivor")
         fetching = asyncio.create_task(survivor.fetch(notice, None))
         print(file=doomed.stdin, flush=True)
@@ -145,7 +145,7 @@ async def test_an_actor_that_is_killed_in_the_middle_takes_neither_learner_nor_o
                 await asyncio.sleep(0.02)
         assert not fetching.done()
         doomed.send_signal(signal.SIGKILL)
-    post.client.delete(KEYS.actor(name))
+    outbox.client.delete(KEYS.actor(name))
     halt.unlink()
     async with asyncio.timeout(200):
         received, there = await fetching

@@ -23,14 +23,14 @@ from shared.transports import chunks
 from tests.transports.conftest import KEYS
 
 
-def there(post) -> list[str]:
-    return sorted(name.decode() for name in post.client.smembers(chunks.versions_key(KEYS)))
+def there(outbox) -> list[str]:
+    return sorted(name.decode() for name in outbox.client.smembers(chunks.versions_key(KEYS)))
 
 
-def say(post, name: str, **fields) -> None:
+def say(outbox, name: str, **fields) -> None:
     """An actor's heartbeat."""
-    post.client.sadd(KEYS.actors, name)
-    post.client.set(KEYS.actor(name), json.dumps({"version": None, "loading": None, **fields}))
+    outbox.client.sadd(KEYS.actors, name)
+    outbox.client.set(KEYS.actor(name), json.dumps({"version": None, "loading": None, **fields}))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -58,7 +58,9 @@ async def test_a_version_that_is_whole_is_not_fetched_again(sender, receiver, pu
     assert asked and files(received) == files(folder)
 
 
-async def test_an_actor_that_is_stopped_in_the_middle_goes_on_with_what_it_has(sender, receiver, publish, asked, post):
+async def test_an_actor_that_is_stopped_in_the_middle_goes_on_with_what_it_has(
+    sender, receiver, publish, asked, outbox
+):
     notice, folder = publish(0)
     sender.send(notice, folder)
     enough = asyncio.Event()
@@ -73,7 +75,10 @@ async def test_an_actor_that_is_stopped_in_the_middle_goes_on_with_what_it_has(s
     receiver._get = slow
     first = asyncio.create_task(receiver.fetch(notice, None))
     await asyncio.wait_for(enough.wait(), 10)
-    before, contents = set(asked[1:]), chunks.decode(post.client.hget(chunks.key_of(KEYS, notice.location), "contents"))
+    before, contents = (
+        set(asked[1:]),
+        chunks.decode(outbox.client.hget(chunks.key_of(KEYS, notice.location), "contents")),
+    )
     part, all_chunks = receiver._root / f".part-{notice.location}", list(chunks.places(contents))
     async with asyncio.timeout(10):
         while len(_missing(part, contents)) > len(all_chunks) - len(before):
@@ -106,25 +111,25 @@ async def test_a_chunk_that_was_damaged_on_the_disk_is_fetched_again(sender, rec
     assert files(received) == files(folder)
 
 
-async def test_a_wrong_chunk_in_redis_is_no_version(sender, receiver, publish, post):
+async def test_a_wrong_chunk_in_redis_is_no_version(sender, receiver, publish, outbox):
     notice, folder = publish(0)
     sender.send(notice, folder)
-    post.client.hset(chunks.key_of(KEYS, notice.location), "3", b"something else")
+    outbox.client.hset(chunks.key_of(KEYS, notice.location), "3", b"something else")
     received, is_there = await receiver.fetch(notice, None)
     assert not is_there and not received.exists()
     sender.send(notice, folder)
     assert (await receiver.fetch(notice, None))[1]
 
 
-async def test_a_version_that_is_gone_or_another_is_not_there(sender, receiver, publish, post):
+async def test_a_version_that_is_gone_or_another_is_not_there(sender, receiver, publish, outbox):
     notice, folder = publish(0)
     assert not sender.has(notice) and not (await receiver.fetch(notice, None))[1]
     sender.send(notice, folder)
     other = type(notice)(**{f: getattr(notice, f) for f in notice.__struct_fields__} | {"digest": "00"})
     assert not sender.has(other) and not (await receiver.fetch(other, None))[1]
-    post.client.hdel(chunks.key_of(KEYS, notice.location), "2")
+    outbox.client.hdel(chunks.key_of(KEYS, notice.location), "2")
     assert not (await receiver.fetch(notice, None))[1]
-    post.client.flushall()
+    outbox.client.flushall()
     assert not sender.has(notice)
 
 
@@ -146,50 +151,50 @@ async def test_two_actors_of_one_machine_fetch_a_version_once(sender, receiver, 
     assert len(asked) == len(set(asked)), "no chunk twice"
 
 
-async def test_an_actor_keeps_the_newest_two_and_what_live_actors_report(sender, receiver, publish, post):
+async def test_an_actor_keeps_the_newest_two_and_what_live_actors_report(sender, receiver, publish, outbox):
     for number in range(5):
         notice, folder = publish(number)
         sender.send(notice, folder)
         if number == 2:
             (receiver._root / ".part-v0000-00000001").mkdir()
         if number == 3:
-            say(post, "other", version=[0, 1])
+            say(outbox, "other", version=[0, 1])
         await receiver.fetch(notice, None)
     assert [v.number for v in weights.published(receiver._root)] == [1, 3, 4]
     assert list(receiver._root.glob(".part-*")) == []
     notice, folder = publish(5)
     sender.send(notice, folder)
-    post.client.delete(KEYS.actor("other"))
+    outbox.client.delete(KEYS.actor("other"))
     await receiver.fetch(notice, publish(3)[0].version)
     assert [v.number for v in weights.published(receiver._root)] == [3, 4, 5]
 
 
-def test_redis_holds_two_versions_and_those_that_are_being_read(sender, publish, post):
+def test_redis_holds_two_versions_and_those_that_are_being_read(sender, publish, outbox):
     def send(number: int) -> list[str]:
         notice, folder = publish(number)
         sender.send(notice, folder)
-        keys = sorted(k.decode().rpartition(":")[2] for k in post.client.scan_iter(chunks.key_of(KEYS, "*")))
-        assert keys == there(post)
+        keys = sorted(k.decode().rpartition(":")[2] for k in outbox.client.scan_iter(chunks.key_of(KEYS, "*")))
+        assert keys == there(outbox)
         return [name[-1] for name in keys]
 
     assert [send(0), send(1), send(2)] == [["0"], ["0", "1"], ["1", "2"]]
-    say(post, "slow", loading=[0, 1], version=[0, 0])
+    say(outbox, "slow", loading=[0, 1], version=[0, 0])
     assert send(3) == ["1", "2", "3"]
     assert send(4) == ["1", "3", "4"]
-    say(post, "slow", version=[0, 1])
+    say(outbox, "slow", version=[0, 1])
     assert send(5) == ["4", "5"]
 
 
-def test_a_learner_without_room_says_so_and_goes_on_when_there_is_some(post, publish, monkeypatch):
+def test_a_learner_without_room_says_so_and_goes_on_when_there_is_some(outbox, publish, monkeypatch):
     monkeypatch.setattr(sending, "RETRY_S", 0.05)
     told: list[str] = []
-    monkeypatch.setattr(post, "warn", told.append)
-    client = post.client
+    monkeypatch.setattr(outbox, "warn", told.append)
+    client = outbox.client
     old, new = publish(0), publish(1)
-    RedisSender(post, Stop(), delta=False).send(*old)
+    RedisSender(outbox, Stop(), delta=False).send(*old)
     client.set("of_others", bytes(300_000))
     client.config_set("maxmemory", int(client.info("memory")["used_memory"] + 30_000))
-    sender = RedisSender(post, Stop(), delta=False)
+    sender = RedisSender(outbox, Stop(), delta=False)
     waiting = threading.Thread(target=sender.send, args=new)
     try:
         waiting.start()
@@ -198,7 +203,7 @@ def test_a_learner_without_room_says_so_and_goes_on_when_there_is_some(post, pub
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert "no room for weights" in told[0] and waiting.is_alive()
-        assert there(post) == [new[1].name], "what nobody reads makes room first"
+        assert there(outbox) == [new[1].name], "what nobody reads makes room first"
         assert waits.ROOM._value.get() > 0
         client.delete("of_others")
         waiting.join(10)
@@ -208,22 +213,22 @@ def test_a_learner_without_room_says_so_and_goes_on_when_there_is_some(post, pub
         waiting.join(10)
 
 
-def test_a_learner_that_waits_for_room_can_be_stopped(post, publish, monkeypatch):
-    client, halt = post.client, Stop()
-    monkeypatch.setattr(post, "warn", lambda text: halt._asked.set())
+def test_a_learner_that_waits_for_room_can_be_stopped(outbox, publish, monkeypatch):
+    client, halt = outbox.client, Stop()
+    monkeypatch.setattr(outbox, "warn", lambda text: halt._asked.set())
     late = threading.Timer(3, halt._asked.set)  # where the server has shrunk so far that not even a name fits
     late.start()
     client.config_set("maxmemory", int(client.info("memory")["used_memory"] + 5_000))
     try:
         with pytest.raises(Stopped):
-            RedisSender(post, halt, delta=False).send(*publish(0))
+            RedisSender(outbox, halt, delta=False).send(*publish(0))
     finally:
         late.cancel()
         client.config_set("maxmemory", 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-async def test_differences_give_the_same_digest_for_fewer_bytes(sender, receiver, publish, post, asked, dtype):
+async def test_differences_give_the_same_digest_for_fewer_bytes(sender, receiver, publish, outbox, asked, dtype):
     for number in (0, 1):
         notice, folder = publish(number, dtype=dtype)
         sender.send(notice, folder)
@@ -232,7 +237,7 @@ async def test_differences_give_the_same_digest_for_fewer_bytes(sender, receiver
         weights.verify(received, notice.digest)
     changed = [field for field in asked if field.startswith("d")]
     assert len(changed) >= len(asked) - 2, "the contents, and the manifest, whose digest is another"
-    lengths = [post.client.hstrlen(chunks.key_of(KEYS, notice.location), field) for field in changed]
+    lengths = [outbox.client.hstrlen(chunks.key_of(KEYS, notice.location), field) for field in changed]
     assert sum(lengths) < (0.3 if dtype == torch.bfloat16 else 0.6) * notice.size
 
 
@@ -268,10 +273,10 @@ async def test_a_base_whose_bytes_are_wrong_is_named_and_its_chunks_are_fetched(
     assert any(field.startswith("d") for field in asked)
 
 
-async def test_where_everything_has_changed_the_whole_is_sent_and_no_difference(sender, publish, post):
+async def test_where_everything_has_changed_the_whole_is_sent_and_no_difference(sender, publish, outbox):
     sender.send(*publish(0, step=0.02, dtype=torch.float32))
     notice, folder = publish(1, step=0.02, dtype=torch.float32)
     sender.send(notice, folder)
-    fields = [field.decode() for field in post.client.hkeys(chunks.key_of(KEYS, notice.location))]
+    fields = [field.decode() for field in outbox.client.hkeys(chunks.key_of(KEYS, notice.location))]
     large = len(list(chunks.cuts((folder / "model.safetensors").stat().st_size)))
     assert sum(field.startswith("d") for field in fields) < large / 2

@@ -80,14 +80,14 @@ class WithRanks:
 
     def _owners(self, ids: list[str], joins: dict[str, str]) -> dict[str, int]:
         """By the sizes of the payloads, which are not read for it."""
-        post = self._own.post
+        outbox = self._own.outbox
 
         def sizes() -> list[int]:
-            with post.client.pipeline(transaction=False) as pipe:
+            with outbox.client.pipeline(transaction=False) as pipe:
                 for id in ids:
-                    pipe.strlen(post.keys.payload(id))
+                    pipe.strlen(outbox.keys.payload(id))
                 return pipe.execute()
 
-        found = post.patiently("look how large groups are", sizes) if ids else []
+        found = outbox.patiently("look how large groups are", sizes) if ids else []
         loads = [Load(id, size, joins.get(id, "")) for id, size in zip(ids, found, strict=True)]
         return owners(loads, self._own.config.learner.mini_batch, self._ranks.count)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.learner.stop import Stop
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from shared.config import Config
 from shared.messages import WeightsNotice
 
@@ -21,16 +21,16 @@ class Sender(Protocol):
         ...
 
 
-def make_sender(config: Config, post: Post, stop: Stop) -> Sender:
+def make_sender(config: Config, outbox: Outbox, stop: Stop) -> Sender:
     """The one that `weights.transport` names."""
     if config.weights.transport == "redis":
         from services.learner.weights.transports.redis_chunks import RedisSender
 
-        return RedisSender(post, stop, delta=config.weights.delta)
+        return RedisSender(outbox, stop, delta=config.weights.delta)
     if config.weights.transport == "broadcast":
         from services.learner.weights.transports.broadcast import BroadcastSender
 
-        return BroadcastSender(config, post.client)
+        return BroadcastSender(config, outbox.client)
     from services.learner.weights.transports.folder import FolderSender
 
     return FolderSender()

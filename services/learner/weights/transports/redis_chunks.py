@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from services.learner import waits
 from services.learner.stop import Stop
-from services.learner.talk.post import Post
+from services.learner.talk.outbox import Outbox
 from services.learner.weights.publish import versions_in_use
 from shared.messages import WeightsNotice
 from shared.redis_client import WEIGHTS_SHARE, is_full, room
@@ -50,10 +50,10 @@ class Prepared(NamedTuple):
 class RedisSender:
     """See `services.learner.weights.transports.Sender`."""
 
-    def __init__(self, post: Post, stop: Stop, *, delta: bool) -> None:
+    def __init__(self, outbox: Outbox, stop: Stop, *, delta: bool) -> None:
         """delta: also offer what each chunk differs by from the version sent before."""
-        self._post, self._stop, self._delta = post, stop, delta
-        self._client, self._keys = post.client, post.keys
+        self._outbox, self._stop, self._delta = outbox, stop, delta
+        self._client, self._keys = outbox.client, outbox.keys
         self._last: tuple[WeightsNotice, Path] | None = None
         self._room = 0.0  # bytes, as of the last chunk
 
@@ -108,7 +108,7 @@ class RedisSender:
                     "(maxmemory), or lower replay.max_bytes."
                 )
                 log.warning("%s", text)
-                self._post.warn(text)
+                self._outbox.warn(text)
             self._stop.wait(RETRY_S)
         waits.ROOM.set(0)
 
@@ -151,7 +151,7 @@ class RedisSender:
         self._patiently(forget)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        return self._post.patiently("send weights", call)
+        return self._outbox.patiently("send weights", call)
 
 
 def _begin(client: Any, keys: Keys, key: str, name: str) -> None:

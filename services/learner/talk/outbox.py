@@ -20,10 +20,10 @@ from shared.streams import LEARNER, Keys
 T = TypeVar("T")
 
 
-class Post:
+class Outbox:
     """The learner's connection to Redis. Every wait is for the server, or ends with a Stopped.
 
-    A letter of a learner that another has replaced raises UserError.
+    A transaction of a learner that another has replaced raises UserError.
     """
 
     def __init__(self, client: redis.Redis, keys: Keys, stop: Stop) -> None:
@@ -35,10 +35,10 @@ class Post:
         return patiently(self._stop, what, call)
 
     @contextmanager
-    def letter(self, what: str) -> Iterator["Letter"]:
-        """Everything that is put into the letter takes effect together, when the block ends."""
+    def transaction(self, what: str) -> Iterator["Transaction"]:
+        """Everything that is queued on it takes effect together, when the block ends."""
         with self.client.pipeline(transaction=True) as pipe:
-            yield Letter(pipe, self.keys)
+            yield Transaction(pipe, self.keys)
             commands = list(pipe.command_stack)
 
             self.patiently(what, lambda: self._execute(pipe, commands))
@@ -63,7 +63,7 @@ class Post:
         self.patiently("warn", lambda: events.emit(self.client, self.keys, "warning", service="learner", text=text))
 
 
-class Letter:
+class Transaction:
     """One transaction in the making."""
 
     def __init__(self, pipe: Any, keys: Keys) -> None:
