@@ -105,7 +105,7 @@ class Follower:
         """Swap the announced version in; False when it was refused because its files are missing.
 
         An older one too, or the same with other bits: only the newest life of the learner can announce one
-        (services/learner/talk/outbox.py), so on a server that was emptied its steps are counted from a checkpoint again.
+        (services/learner/talk/outbox.py), so on an emptied server its steps are counted from a checkpoint again.
         """
         try:
             notice = decode(data, WeightsNotice)
