@@ -3,8 +3,8 @@
 A process can be killed whatever it does; a thread cannot. A killed one is replaced at once, beside the next question
 rather than in front of it: starting takes a second or two.
 
-    idle --taken--> answering --answer--> idle
-                        '-----too slow, or died--> killed; a fresh one starts meanwhile
+    starting --> idle --taken--> answering --answer--> idle
+        '-----------------------------'-----too slow, or died--> killed; a fresh one starts meanwhile
 
 A worker reads JSON lines and answers each with one, in one piece. The first line is empty ({}): by the answer to it
 the slow imports are over.
@@ -19,12 +19,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 START_S = 60.0
+HANGS_S = 300.0  # a worker that has not started by then never will: a busy machine may take over a minute
 
 
 class NotAnswered(Exception):
@@ -54,7 +56,7 @@ class Worker:
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # a Ctrl-C of the run ends it through its pipe, not in the middle of an answer
         )
-        self._ready = False
+        self._ready, self._began = False, time.monotonic()
         self.broken = False
         with suppress(OSError):  # dead already: it is found out when it is asked
             self._send({})
@@ -67,7 +69,7 @@ class Worker:
         """Its answer. Raises TooSlow after `timeout_s`, or where it dies of the question: it is broken then.
 
         Raises NotAnswered where it has not started within `patience_s` (at most, and for None, START_S): it goes on
-        starting. StartFailed where it died of that.
+        starting, and is broken after HANGS_S. StartFailed where it died of that.
         """
         if not self._ready:
             self._wait_until_up(START_S if patience_s is None else min(max(patience_s, 0.0), START_S))
@@ -95,6 +97,7 @@ class Worker:
         try:
             answer = self._receive(patience_s)
         except TimeoutError:
+            self.broken = time.monotonic() - self._began >= HANGS_S
             raise NotAnswered("no worker had started by the deadline") from None
         except (OSError, ValueError):
             self.broken = True
