@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import resource
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ from shared.rewards.workers import allow_seconds
 
 MEMORY_BYTES = 4 * 2**30
 IMPORT_S = 60.0
+BRACED = re.compile(r"(\\left\s*)?(\\?\{|\\lbrace\b).*(\\?\}|\\rbrace)", re.DOTALL)
 
 
 def main() -> None:
@@ -30,7 +32,22 @@ def equal(answer: str, target: str) -> bool:
     # Boxed, because that is the form in which any LaTeX, text or plain number is taken as the answer.
     wanted = parse(f"\\boxed{{{target}}}", parsing_timeout=0)
     given = parse(f"\\boxed{{{answer}}}", parsing_timeout=0)
-    return bool(wanted) and bool(given) and verify(wanted, given, timeout_seconds=0) and _agree(wanted[0], given[0])
+    if not wanted or not given or not verify(wanted, given, timeout_seconds=0):
+        return False
+    kinds = {_kind(target, wanted[0]), _kind(answer, given[0])}
+    return kinds != {"set", "pair"} and _agree(wanted[0], given[0])
+
+
+def _kind(text: str, value: Any) -> str:
+    """math-verify takes {1, 2} for (1, 2): a set that is written as one is no pair and no interval.
+
+    Numbers without brackets ("1, 2") are a set to it too, and may still stand for either.
+    """
+    from sympy import FiniteSet, Interval, Tuple
+
+    if isinstance(value, FiniteSet) and BRACED.fullmatch(text.strip()):
+        return "set"
+    return "pair" if isinstance(value, Interval | Tuple) else ""
 
 
 def _agree(wanted: Any, given: Any) -> bool:

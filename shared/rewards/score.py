@@ -19,7 +19,7 @@ from shared.rewards.text import exact_match, f1
 Kind = Literal["em", "f1", "math"]
 
 # Raised whenever any reward can change for the same text: stored groups of another version are dropped.
-VERSION = 3
+VERSION = 4
 
 # Search-R1's graded score: (wrong, right) for a well-formed response, then for a badly formed one with an answer.
 WELL_FORMED = (0.2, 1.0)

@@ -98,7 +98,10 @@ math_verify = pytest.mark.skipif(
         (r"[\frac12, 1)", "[0.5,1)", True),
         ("(1,2)", "(2,1)", False),
         (r"\{1,2\}", "1,2", True),
-        (r"\{1,2\}", "(1,2)", True),  # math-verify's own leniency: two numbers in braces and in parentheses
+        (r"\{1,2\}", "(1,2)", False),
+        (r"(1,2)", r"\left\{ 1, 2 \right\}", False),
+        ("{1,2}", "(1,2)", False),
+        ("1,2", "(1,2)", True),
         (r"\{\frac{1}{2},3\}", r"\{3,0.5\}", True),
         # values spelled in other ways
         (r"2^{10}", "1024", True),
