@@ -25,7 +25,7 @@ from services.learner.stop import Stop, Stopped
 from services.learner.talk import lineage
 from services.learner.talk.idle import waiting_text
 from services.learner.talk.outbox import Outbox
-from services.learner.talk.told import Told
+from services.learner.talk.sent_steps import SentSteps
 from services.learner.weights import checkpoint, publish
 from services.learner.weights.publisher import TRIES, Publisher
 from services.learner.weights.room import until_written
@@ -87,7 +87,7 @@ class Loop:
         self._lost = (self.step, acknowledged) if acknowledged > self.step else None
         self.step = max(self.step, acknowledged)
         self._cursor = made.cursor if self.step == made.step else None
-        self._told, self._behind, self._noise = Told(), False, drift_noise.Noise()
+        self._sent, self._behind, self._noise = SentSteps(), False, drift_noise.Noise()
         self._open: list[tuple[bytes, int]] = []  # (entry, step) of batches that no checkpoint holds yet
         self._saved_step = made.step if made.lineage >= 0 else -1
         self._publisher = Publisher(config, model, made.companions)
@@ -273,7 +273,7 @@ class Loop:
             self._publish()
         if not self._sender.has(self._publisher.notice):
             self._send_weights()
-        lacking = self.outbox.patiently("look for payloads", lambda: self._told.lacking(self.client, self.keys, sync))
+        lacking = self.outbox.patiently("look for payloads", lambda: self._sent.lacking(self.client, self.keys, sync))
         newest: Any = self.outbox.patiently(
             "read the newest notice", lambda: self.client.xrevrange(self.keys.weights, count=1)
         )
@@ -325,7 +325,7 @@ class Loop:
             for text in filter(None, [gap, noise, left_out]):
                 log.warning(text)
                 tx.event("warning", text=text)
-        self._told.keep(trained, references)
+        self._sent.keep(trained, references)
         with self.trainer.clock("publish"):
             self._publisher.delete_unused(self._reported())
         metrics.export(numbers, self.version, self.store.dead_letters - self._dead_letters_seen)

@@ -14,7 +14,7 @@ from shared.streams import Keys
 KEPT_STEPS = 4  # a step is a second or more, and a server loses about one
 
 
-class Told:
+class SentSteps:
     """The `Trained` messages of the last steps, with the l_ref that went with each: group id -> float32 bytes."""
 
     def __init__(self) -> None:
