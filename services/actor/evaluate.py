@@ -175,7 +175,7 @@ async def _answer(
         log.info("engine %s is up", engine.name)
         player = Player(engine, codec, Budget.of(config), retriever.search if retriever is not None else None)
         work = asyncio.ensure_future(Evaluation(config, job, player, file).run(questions))
-        watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.requests > 0, STUCK_S))
+        watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.busy, STUCK_S))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             (work if work.done() else watch).result()

@@ -20,6 +20,7 @@ class MeteredEngine:
         self._engine = engine
         self.name = engine.name
         self.requests = 0
+        self._swapping = False
         self.sampled_tokens = 0
         self._looks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
@@ -37,6 +38,11 @@ class MeteredEngine:
     def progress(self) -> int:
         """See Engine."""
         return self._engine.progress
+
+    @property
+    def busy(self) -> bool:
+        """Whether it should get something done. A swap keeps requests waiting, and has a limit of its own."""
+        return self.requests > 0 and not self._swapping
 
     @property
     def tokens_per_s(self) -> float:
@@ -70,7 +76,11 @@ class MeteredEngine:
 
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
         """See Engine."""
-        return await self._engine.swap(notice, directory)
+        self._swapping = True
+        try:
+            return await self._engine.swap(notice, directory)
+        finally:
+            self._swapping = False
 
     async def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
         """See Engine."""

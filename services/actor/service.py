@@ -88,7 +88,7 @@ class Actor:
                 player, marks = await self._load()
                 loops.create_task(self.follower.run())
                 loops.create_task(self.tasks.run(player, marks))
-                loops.create_task(heartbeat.watch_engine(self.engine, lambda: self.engine.requests > 0, stuck_s))
+                loops.create_task(heartbeat.watch_engine(self.engine, lambda: self.engine.busy, stuck_s))
         except BaseExceptionGroup as group:
             error = first_error(group)
             if isinstance(error, EngineFailed):

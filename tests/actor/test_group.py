@@ -2,10 +2,12 @@
 
 import asyncio
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from services.actor import group as groups
 from services.actor.assemble import Origin, assemble
 from services.actor.engines.engine import EngineFailed, Generation, Sampling
 from services.actor.group import check_task, is_of_one_learner, roll_out
@@ -15,8 +17,9 @@ from services.actor.observation import Document
 from services.actor.rollout import Budget, Player, Rollout
 from services.actor.scoring import PARTS, part_sums
 from services.actor.text import Codec, instruction
+from services.actor.troubles import Troubles
 from shared.errors import UserError
-from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, Task, decode, encode
+from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, Task, WeightsNotice, decode, encode
 from shared.payload import decode_payload, encode_payload
 from shared.prompts import QUESTION
 from shared.rewards import Scored
@@ -121,7 +124,9 @@ def test_an_evaluation_is_a_header_only_and_one_rollout_is_enough():
     assert payload is None and header.usable and header.correct == [True]
 
 
-async def test_a_deadline_keeps_what_has_ended_and_masks_the_rest(make_config, model_dir):
+async def test_a_deadline_keeps_what_has_ended_masks_the_rest_and_says_so(make_config, model_dir, monkeypatch):
+    troubles = Troubles()
+    monkeypatch.setattr(groups, "TROUBLES", troubles)
     config = make_config(rollout={"deadline_s": 0.3})
     codec = Codec(model_dir)
 
@@ -140,6 +145,8 @@ async def test_a_deadline_keeps_what_has_ended_and_masks_the_rest(make_config, m
     assert sorted(group.header.statuses) == [FINISHED, FINISHED, TIMED_OUT]
     assert sorted(group.header.rewards, key=str) == [1.0, 1.0, None]
     assert group.payload is not None and not group.payload.advantages.any()
+    (told,) = troubles.told()
+    assert told.startswith("rollout.deadline_s cut 1 rollouts") and told.endswith("; the last one after 0.3 s.")
     assert group.header.reward_parts == {"em": (2.0, 2), "answered": (2.0, 2), "well_formed": (0.0, 2)}
 
 
@@ -179,10 +186,31 @@ async def test_an_engine_that_is_stuck_is_noticed_and_an_idle_one_is_not():
             raise AssertionError
 
     engine = MeteredEngine(Stuck(lambda i, s: ([], "eos")))
-    watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.requests > 0, 0.1))
+    watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.busy, 0.1))
     await asyncio.sleep(0.3)
     assert not watch.done()
     request = asyncio.ensure_future(engine.generate([1], Sampling(1.0, 1, 0)))
+    with pytest.raises(EngineFailed, match="nothing"):
+        await asyncio.wait_for(watch, 5)
+    request.cancel()
+
+
+async def test_an_engine_that_swaps_for_long_is_not_stuck():
+    class Slow(ScriptedEngine):
+        async def generate(self, ids: list[int], sampling: Sampling) -> Generation:
+            return await asyncio.get_running_loop().create_future()
+
+        async def swap(self, notice: WeightsNotice, directory: Path) -> float:
+            await asyncio.wait({watch}, timeout=0.5)
+            return 0.5
+
+    engine = MeteredEngine(Slow(lambda i, s: ([], "eos")))
+    watch = asyncio.ensure_future(watch_engine(engine, lambda: engine.busy, 0.1))
+    request = asyncio.ensure_future(engine.generate([1], Sampling(1.0, 1, 0)))
+    await asyncio.sleep(0)  # it is under way
+    notice = WeightsNotice(version=V0, location="", digest="", size=0, published=0.0, canary=[])
+    await engine.swap(notice, Path())
+    assert engine.requests == 1 and not watch.done()
     with pytest.raises(EngineFailed, match="nothing"):
         await asyncio.wait_for(watch, 5)
     request.cancel()
