@@ -94,19 +94,19 @@ async def passing(batch: int, steps: int, size: int, *, fetch: bool) -> AsyncIte
 def learn(url: str, run: str, fetch: bool) -> None:
     """A learner for which training takes no time."""
     client, keys, step = connect(url), Keys(run), 0
-    inbox, store = SyncInbox(client, keys.work, LEARNER, "learner"), None
+    inbox, reader = SyncInbox(client, keys.work, LEARNER, "learner"), None
     if fetch:
-        from services.learner.groups.store import Store
+        from services.learner.groups.reader import GroupReader
 
-        store = Store(client, keys, run, cache_bytes=0, vocabulary=1000, context=2**20)
+        reader = GroupReader(client, keys, run, cache_bytes=0, vocabulary=1000, context=2**20)
     inbox.create()
     say(client, keys, Hello(version=Version(0, 0)))
     while True:
         for entry in inbox.read(1):
             match messages.decode(entry.data, messages.Work):
                 case Batch() as batch:
-                    if store is not None:
-                        fetched = store.fetch(batch.fresh, reference=False)
+                    if reader is not None:
+                        fetched = reader.fetch(batch.fresh, reference=False)
                         assert not fetched.refused, fetched.refused
                     step = batch.step + 1
                     records = [made_record(id, tokens=10, headroom=0.5, drift=0.0) for id in batch.fresh]

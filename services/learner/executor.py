@@ -9,7 +9,7 @@ from typing import Protocol
 from services.learner import step as steps
 from services.learner.drift_noise import is_due
 from services.learner.groups.parts import use_parts
-from services.learner.groups.store import Fetched, Store
+from services.learner.groups.reader import Fetched, GroupReader
 from services.learner.ranks.keeping import save_checkpoint
 from services.learner.step import Totals, Trainer
 from services.learner.talk.outbox import Outbox
@@ -61,8 +61,10 @@ class Executor(Protocol):
 class Alone:
     """One process has the whole model."""
 
-    def __init__(self, config: Config, trainer: Trainer, store: Store, outbox: Outbox, publisher: Publisher) -> None:
-        self.config, self.trainer, self.store, self.outbox, self.publisher = config, trainer, store, outbox, publisher
+    def __init__(
+        self, config: Config, trainer: Trainer, reader: GroupReader, outbox: Outbox, publisher: Publisher
+    ) -> None:
+        self.config, self.trainer, self.reader, self.outbox, self.publisher = config, trainer, reader, outbox, publisher
         self.reference = config.learner.reference == "trainer"  # of stored groups it is kept in Redis
         self._between_updates = False
 
@@ -95,4 +97,4 @@ class Alone:
 
     def fetch(self, ids: list[str], *, reference: bool) -> Fetched:
         """The groups, however long Redis is away."""
-        return self.outbox.patiently("fetch groups", lambda: self.store.fetch(ids, reference=reference))
+        return self.outbox.patiently("fetch groups", lambda: self.reader.fetch(ids, reference=reference))

@@ -17,7 +17,7 @@ from typing import Any
 
 from services.learner import assemble, drift_noise, engine_gap, metrics
 from services.learner.executor import Alone, Executor
-from services.learner.groups.store import Store
+from services.learner.groups.reader import GroupReader
 from services.learner.model.policy import context_of, device_of, vocabulary_of
 from services.learner.ranks.leader import WithRanks
 from services.learner.ranks.members import ALONE, Ranks
@@ -69,7 +69,7 @@ class Loop:
         self.outbox = Outbox(self.client, self.keys, stop)
         self.inbox = SyncInbox(self.client, self.keys.work, LEARNER, CONSUMER)
         model = self.trainer.model
-        self.store = Store(
+        self.reader = GroupReader(
             self.client,
             self.keys,
             config.run.name,
@@ -91,7 +91,7 @@ class Loop:
         self._open: list[tuple[bytes, int]] = []  # (entry, step) of batches that no checkpoint holds yet
         self._saved_step = made.step if made.lineage >= 0 else -1
         self._publisher = Publisher(config, model, made.companions)
-        own = Alone(config, self.trainer, self.store, self.outbox, self._publisher)
+        own = Alone(config, self.trainer, self.reader, self.outbox, self._publisher)
         self._executor: Executor = own if ranks.count == 1 else WithRanks(own)
         self._save_time = SaveTime(self.trainer.optimiser.checkpoint_bytes)
         self._sender = make_sender(config, self.outbox, stop)
@@ -304,7 +304,7 @@ class Loop:
         if "engine_gap" in numbers:
             numbers["engine_gap_limit"] = engine_gap.limit(self.config.replay)
         numbers |= self._noise.metrics()
-        read_bytes, reads = self.store.lap()
+        read_bytes, reads = self.reader.lap()
         numbers |= {"payload_bytes_read": float(read_bytes), "payload_reads": float(reads), **self.trainer.clock.lap()}
         trained = Trained(
             step=batch.step,
@@ -314,7 +314,7 @@ class Loop:
             metrics=numbers,
         )
         kept = fresh.groups if self.config.keeps_references else []
-        references = {group.id: self.store.reference_bytes(group) for group in kept}
+        references = {group.id: self.reader.reference_bytes(group) for group in kept}
         self._cursor = batch.cursor
         with self.outbox.transaction("send a trained step") as tx:
             tx.notice(self._publisher.notice)
@@ -328,8 +328,8 @@ class Loop:
         self._sent.keep(trained, references)
         with self.trainer.clock("publish"):
             self._publisher.delete_unused(self._reported())
-        metrics.export(numbers, self.version, self.store.dead_letters - self._dead_letters_seen)
-        self._dead_letters_seen = self.store.dead_letters
+        metrics.export(numbers, self.version, self.reader.dead_letters - self._dead_letters_seen)
+        self._dead_letters_seen = self.reader.dead_letters
 
     def _finish(self, entry: Entry) -> bool:
         if self.step < self.config.run.steps:  # left over from before the run was given more steps
@@ -382,7 +382,7 @@ class Loop:
 
     def _refuse(self, entry: Entry, reason: str) -> None:
         log.warning("refused an entry of the work stream: %s", reason)
-        self.store.dead_letters += 1
+        self.reader.dead_letters += 1
         with self.outbox.transaction("refuse an entry") as tx:
             streams.bury(tx.pipe, self.keys, "learner:work", reason, entry.data)
             tx.ack(entry.id)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import log_softmax
 
 from services.learner.groups.parts import part_of, use_parts
-from services.learner.groups.store import Fetched
+from services.learner.groups.reader import Fetched
 from services.learner.losses.denominators import per_response
 from services.learner.model.batching import flatten, mini_batches
 from services.learner.step import scan, train_step

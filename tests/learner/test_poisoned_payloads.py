@@ -9,7 +9,7 @@ import psutil
 import pytest
 import redis
 
-from services.learner.groups.store import Store
+from services.learner.groups.reader import GroupReader
 from shared.streams import Keys
 from tests.fuzz.wire import RUN, payload_fields
 
@@ -58,7 +58,7 @@ def client(redis_url: str) -> Iterator[Any]:
 
 def test_the_payload_they_are_made_from_is_taken(client: Any) -> None:
     client.set(KEYS.payload("t1"), field("id", "t1")())
-    assert len(Store(client, KEYS, RUN, 0, 100, 64).fetch(["t1"], reference=False).groups) == 1
+    assert len(GroupReader(client, KEYS, RUN, 0, 100, 64).fetch(["t1"], reference=False).groups) == 1
 
 
 @pytest.mark.parametrize("kind", POISON)
@@ -66,7 +66,7 @@ def test_a_poisoned_payload_is_refused_with_a_reason_and_costs_no_memory(client:
     make, reason = POISON[kind]
     client.set(KEYS.payload("t1"), make())
     before = psutil.Process().memory_info().rss
-    fetched = Store(client, KEYS, RUN, 2**20, 100, 64).fetch(["t1"], reference=False)
+    fetched = GroupReader(client, KEYS, RUN, 2**20, 100, 64).fetch(["t1"], reference=False)
     assert not fetched.groups and reason in fetched.refused["t1"]
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
     letters = client.xrange(KEYS.dead)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from services.learner.groups.group import Group, Row
-from services.learner.groups.store import Fetched
+from services.learner.groups.reader import Fetched
 from shared.messages import Malformed, Part
 
 

@@ -5,7 +5,7 @@ import msgspec
 from services.learner.assemble import assemble
 from services.learner.drift_noise import is_due
 from services.learner.groups.parts import use_parts
-from services.learner.groups.store import Fetched, Store
+from services.learner.groups.reader import Fetched, GroupReader
 from services.learner.model.policy import context_of, pick_device, vocabulary_of
 from services.learner.ranks import orders
 from services.learner.ranks.keeping import save_checkpoint
@@ -25,7 +25,7 @@ def follow(config: Config) -> None:
     ranks, stop = join(pick_device(config.learner.device)), Stop()
     trainer = assemble(config, stop, ranks).trainer
     model, keys = trainer.model, Keys(config.run.name)
-    store = Store(
+    reader = GroupReader(
         connect(config.redis.url),
         keys,
         config.run.name,
@@ -37,7 +37,7 @@ def follow(config: Config) -> None:
 
     def own(ids: list[str], order: orders.Learn | orders.Scan, *, reference: bool) -> Fetched:
         wanted = orders.own(ids, order, ranks.rank)
-        return patiently(stop, "fetch groups", lambda: store.fetch(wanted, reference=reference))
+        return patiently(stop, "fetch groups", lambda: reader.fetch(wanted, reference=reference))
 
     reference = config.learner.reference == "trainer"
     while True:
@@ -49,7 +49,7 @@ def follow(config: Config) -> None:
                 records, totals = orders.learn(trainer, order, replay, fresh)
                 told = [orders.summary_of(g) for g in (*replay.groups, *fresh.groups)]
                 refused = replay.refused | fresh.refused
-                ranks.all(msgspec.msgpack.encode(orders.Learned(records, totals, told, refused, store.lap())))
+                ranks.all(msgspec.msgpack.encode(orders.Learned(records, totals, told, refused, reader.lap())))
             case orders.Scan():
                 groups = own(order.ids, order, reference=reference).groups
                 ranks.all(msgspec.msgpack.encode(scan(trainer, groups, order.per_rollout, is_due(order.step))))

@@ -12,7 +12,7 @@ from services.learner import step as steps
 from services.learner.drift_noise import is_due
 from services.learner.executor import Alone, Learned
 from services.learner.groups.parts import use_parts
-from services.learner.groups.store import Fetched
+from services.learner.groups.reader import Fetched
 from services.learner.ranks import orders
 from services.learner.ranks.balance import Load, owners
 from shared.messages import Batch, Cursor, Record, Scan
@@ -44,7 +44,7 @@ class WithRanks:
         refused = replay.refused | fresh.refused
         for part in parts:
             refused |= part.refused
-            own.store.read_elsewhere(*part.read)
+            own.reader.read_elsewhere(*part.read)
         by_id = {r.id: r for part in parts for r in part.records}
 
         def of(ids: list[str]) -> Fetched:

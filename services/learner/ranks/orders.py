@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from services.learner.groups.group import Group
-from services.learner.groups.store import Fetched
+from services.learner.groups.reader import Fetched
 from services.learner.model.batching import mini_batches
 from services.learner.ranks.balance import Load
 from services.learner.step import Totals, Trainer, train_step

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from services.learner.groups.group import group_from_payload
-from services.learner.groups.store import Store
+from services.learner.groups.reader import GroupReader
 from shared.payload import encode_payload
 from shared.streams import Keys
 from tests.tiny_model import CONTEXT, VOCABULARY
@@ -22,8 +22,10 @@ def client(redis_url: str) -> Any:
     return redis.Redis.from_url(redis_url)
 
 
-def store_of(client: Any, cache_bytes: int = 2**20, vocabulary: int = VOCABULARY, context: int = CONTEXT) -> Store:
-    return Store(client, KEYS, "test", cache_bytes, vocabulary, context)
+def reader_of(
+    client: Any, cache_bytes: int = 2**20, vocabulary: int = VOCABULARY, context: int = CONTEXT
+) -> GroupReader:
+    return GroupReader(client, KEYS, "test", cache_bytes, vocabulary, context)
 
 
 def put(client: Any, payload: Any, reference: Any = None) -> int:
@@ -43,7 +45,7 @@ def test_groups_come_in_the_order_asked_for_with_their_reference(client: Any, ma
     for p in payloads.values():
         put(client, p, (p.l_gen - 0.5).astype("<f4").tobytes())
     ids = sorted(payloads, reverse=True)
-    fetched = store_of(client).fetch(ids, reference=True)
+    fetched = reader_of(client).fetch(ids, reference=True)
     assert [g.id for g in fetched.groups] == ids
     assert fetched.refused == {}
     for g in fetched.groups:
@@ -55,25 +57,25 @@ def test_groups_come_in_the_order_asked_for_with_their_reference(client: Any, ma
 def test_a_payload_is_read_once_for_its_scan_and_its_batch(client: Any, make_payload: Any) -> None:
     payload = make_payload("g", 1)
     size = put(client, payload, payload.l_gen.tobytes())
-    store = store_of(client)
-    store.fetch(["g"], reference=True)
-    store.fetch(["g"], reference=True)
-    assert store.lap() == (size, 1)
-    assert store.lap() == (0, 0)
+    reader = reader_of(client)
+    reader.fetch(["g"], reference=True)
+    reader.fetch(["g"], reference=True)
+    assert reader.lap() == (size, 1)
+    assert reader.lap() == (0, 0)
 
 
 def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used(client: Any, make_payload: Any) -> None:
     for i in range(3):
         put(client, make_payload(f"g{i}", 7))
-    [group] = store_of(client).fetch(["g0"], reference=False).groups
-    store = store_of(client, cache_bytes=2 * group.bytes)
+    [group] = reader_of(client).fetch(["g0"], reference=False).groups
+    reader = reader_of(client, cache_bytes=2 * group.bytes)
     for id in ("g0", "g1", "g0", "g2"):  # g1 goes
-        store.fetch([id], reference=False)
-    store.lap()
-    store.fetch(["g0", "g2"], reference=False)
-    assert store.lap()[1] == 0
-    store.fetch(["g1"], reference=False)
-    assert store.lap()[1] == 1
+        reader.fetch([id], reference=False)
+    reader.lap()
+    reader.fetch(["g0", "g2"], reference=False)
+    assert reader.lap()[1] == 0
+    reader.fetch(["g1"], reference=False)
+    assert reader.lap()[1] == 1
 
 
 def test_the_bytes_of_a_group_are_those_that_it_takes_in_memory(make_payload: Any) -> None:
@@ -99,10 +101,10 @@ def test_the_bytes_of_a_group_are_those_that_it_takes_in_memory(make_payload: An
 
 def test_no_cache_at_all_still_serves(client: Any, make_payload: Any) -> None:
     put(client, make_payload("g", 1))
-    store = store_of(client, cache_bytes=0)
-    assert len(store.fetch(["g"], reference=False).groups) == 1
-    assert len(store.fetch(["g"], reference=False).groups) == 1
-    assert store.lap()[1] == 2
+    reader = reader_of(client, cache_bytes=0)
+    assert len(reader.fetch(["g"], reference=False).groups) == 1
+    assert len(reader.fetch(["g"], reference=False).groups) == 1
+    assert reader.lap()[1] == 2
 
 
 def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(client: Any, make_payload: Any) -> None:
@@ -118,8 +120,8 @@ def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(cli
     infinite = make_payload("infinite", 8)
     put(client, infinite, np.full(len(infinite.l_gen), -np.inf, "<f4").tobytes())
     ids = ["good", "garbage", "gone", "named", "foreign", "wide", "long", "unreferenced", "short", "infinite"]
-    store = store_of(client)
-    fetched = store.fetch(ids, reference=True)
+    reader = reader_of(client)
+    fetched = reader.fetch(ids, reference=True)
     assert [g.id for g in fetched.groups] == ["good"]
     assert list(fetched.refused) == [id for id in ids if id in fetched.refused]
     assert set(fetched.refused) == set(ids[1:])
@@ -136,13 +138,13 @@ def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(cli
     }
     assert all(text in fetched.refused[id] for id, text in expected.items())
     assert sorted(reasons(client)) == sorted(fetched.refused.values())
-    assert store.dead_letters == len(expected)
+    assert reader.dead_letters == len(expected)
 
 
 def test_an_unscored_rollout_has_no_row_but_keeps_the_others_aligned(client: Any, make_payload: Any) -> None:
     payload = make_payload("g", 9, rewards=[None, 1.0, 0.0, None])
     put(client, payload)
-    group = store_of(client).fetch(["g"], reference=False).groups[0]
+    group = reader_of(client).fetch(["g"], reference=False).groups[0]
     assert len(group.rows) == 2
     for row, i in zip(group.rows, (1, 2), strict=True):
         tokens, mask = payload.rollout(i)

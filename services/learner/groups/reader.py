@@ -29,7 +29,7 @@ class Fetched:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-class Store:
+class GroupReader:
     """Reads count into `reads` and `bytes_read` (payloads only) until `lap`."""
 
     def __init__(self, client: Any, keys: Keys, run: str, cache_bytes: int, vocabulary: int, context: int) -> None:
