@@ -27,7 +27,6 @@ from benchmarks.running import EXAMPLES, WARM_UP, seconds_and_tokens, steps_of
 from services.actor.text import SYSTEM
 
 PEER = Path(__file__).with_name("trl_peer.py")
-WAYS = ((1, False), (2, False), (2, True))  # threads, and whether it batches continuously
 PROMPT, TURN_TOKENS, LR = "qwen_math", 48, 3e-4
 
 

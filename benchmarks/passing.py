@@ -1,7 +1,7 @@
 """Groups that pass from an actor through Redis and replay to a learner: each a process, none does anything else.
 
 The actor stores made groups by its real wire, the replay service is the real one, the learner reads payloads by its
-real store or not at all and says at once that it has trained, and that it has a checkpoint.
+real reader or not at all and says at once that it has trained, and that it has a checkpoint.
 """
 
 import asyncio

@@ -20,8 +20,6 @@ from shared.logits import float32_logits
 from shared.model_files import NO_CODE
 from shared.settings import Learner
 
-SCORE_TOKENS = 4096  # of one scoring forward, padding included
-
 
 class TorchModel:
     """The model on its device, with the cache that fits it."""
