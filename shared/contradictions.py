@@ -56,15 +56,10 @@ def contradictions(c: Config) -> Iterator[str]:
         yield f"actor.exact is of the torch engine, and actor.engine = '{c.actor.engine}': set it to 'torch'."
     if c.learner.kl > 0 and not c.model.kl_reference and not c.learner.lora_rank:
         yield "learner.kl > 0 needs model.kl_reference, the frozen model it measures to."
-    if c.learner.optimizer == "adamw8bit" and c.learner.ranks > 1:
+    if c.learner.optimizer == "adamw8bit" and c.learner.ranks > 1 and not c.learner.lora_rank:
         yield (
             f"learner.optimizer = 'adamw8bit' is of one process, and learner.ranks = {c.learner.ranks} share the "
             f"moments already ({8 / c.learner.ranks:g} bytes a parameter each): set it to 'adamw'."
-        )
-    if c.learner.lora_rank and c.learner.ranks > 1:
-        yield (
-            f"learner.lora_rank = {c.learner.lora_rank} trains adapters in one process, and learner.ranks = "
-            f"{c.learner.ranks}: set one of them back."
         )
     if c.weights.delta and c.weights.transport != "redis":
         yield f"weights.delta is of weights.transport = 'redis', and it is '{c.weights.transport}': set one of the two."

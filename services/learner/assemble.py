@@ -14,6 +14,7 @@ from services.learner.model.optimise import Optimiser
 from services.learner.model.policy import load_policy, pick_device, pick_dtype, recompute_layers
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.ranks.optimiser_shards import load_optimiser, steps_taken
+from services.learner.ranks.sharded import load_sharded, trains_shards
 from services.learner.statistics import Scores
 from services.learner.step import Trainer
 from services.learner.stop import Stop
@@ -51,13 +52,17 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
 
     if ranks.leads:
         checkpoint.tidy(config.checkpoints_dir)
-    found = checkpoint.newest(config.checkpoints_dir)
+    # one rank reads all of it to see whether it is whole, and they resume from the same one
+    found = checkpoint.newest(config.checkpoints_dir) if ranks.leads else None
+    name = ranks.all(found[0].name.encode() if found else b"")[0].decode()
+    if name and not found:
+        found = checkpoint.read(config.checkpoints_dir / name)
     adapted = config.learner.lora_rank > 0
     folder = found[0] if found and not adapted else find_model(config.model.path)
     if found and not adapted and (folder / ADAPTERS).is_file():
         raise UserError(f"{folder} holds adapters and learner.lora_rank is 0: set it back, or start a new run.")
     dtype = pick_dtype(config.model.dtype, device)
-    model = _load(config, folder, dtype, device, ranks)
+    model = _load(config, folder, dtype, device, ranks, frozen=adapted)
     if adapted:
         adapt(model, config.learner, folder, config.model.path)
         if found:
@@ -67,7 +72,7 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
     frozen = WithoutAdapters(model) if adapted and config.learner.kl > 0 else None
     if config.learner.kl > 0 and config.model.kl_reference:
         fixed = find_model(config.model.kl_reference, "model.kl_reference")
-        frozen = _load(config, fixed, dtype, device, ranks)
+        frozen = _load(config, fixed, dtype, device, ranks, frozen=True)
         frozen.requires_grad_(False)
     optimiser = Optimiser(model.parameters(), config.learner, config.run.steps)
     step, lineage, cursor = 0, -1, None
@@ -96,15 +101,13 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
 def trainer_state(trainer: Trainer, step: int, lineage: int, cursor: Cursor | None) -> dict[str, Any]:
     """What a checkpoint holds beside the model."""
     counts = {"step": step, "lineage": lineage, "cursor": msgspec.to_builtins(cursor)}
-    whole = trainer.ranks.count == 1
-    optimiser = trainer.optimiser.state() if whole else {"steps": steps_taken(trainer.optimiser)}
+    shards = trains_shards(trainer.model)
+    optimiser = {"steps": steps_taken(trainer.optimiser)} if shards else trainer.optimiser.state()
     return counts | {"optimiser": optimiser, "rng": torch.get_rng_state()}
 
 
-def _load(config: Config, folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> Any:
+def _load(config: Config, folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks, *, frozen: bool) -> Any:
     if ranks.count == 1:
         return load_policy(folder, dtype, device, packed=config.learner.packed)
-    from services.learner.ranks.sharded import load_sharded
-
     s = config.learner
-    return load_sharded(folder, dtype, device, ranks, packed=s.packed, offload=s.offload)
+    return load_sharded(folder, dtype, device, ranks, packed=s.packed, offload=s.offload, frozen=frozen)

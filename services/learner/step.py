@@ -126,6 +126,7 @@ def train_step(
             flat = flatten(batch, device_of(trainer.model))
             replayed = _tokens_of(flat, stored)
             measured = _accumulate(trainer, step, flat, replayed, starts, totals)
+            trainer.ranks.add_up(master.grad for master in trainer.optimiser.masters)
             norm, totals.lr = trainer.optimiser.step(step)
             totals.norms.append(norm)
             records += _records(trainer, flat, measured, replayed)
@@ -252,11 +253,13 @@ def _cuts(trainer: Trainer, flat: Flat) -> list[list[Row]]:
 
 
 def _idle(trainer: Trainer) -> None:
-    """Run the layers beside the other ranks, and add nothing to the gradient."""
+    """Run the layers beside the other ranks, in their order, and add nothing to the gradient."""
+    logp = logprobs(trainer.model, [_IDLE], trainer.temperature)
     if trainer.frozen is not None:
         with torch.no_grad():
             logprobs(trainer.frozen, [_IDLE], trainer.temperature)
-    (0.0 * logprobs(trainer.model, [_IDLE], trainer.temperature)).sum().backward()
+    (0.0 * logp).sum().backward()
+    trainer.optimiser.accumulate()
 
 
 def _or_now(stored: Tensor, logp: Tensor) -> Tensor:

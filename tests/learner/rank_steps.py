@@ -11,11 +11,15 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import peft  # noqa: F401, here and not in every fork
+import pytest
 import torch
 
 from services.learner.assemble import assemble
@@ -46,6 +50,7 @@ class Plan:
     save_at: int
     out: str
     bad_at: int = -1  # the step whose first gradient is not finite, in the last rank's part of it
+    blocked: bool = False  # rank 0 cannot make its folders at first
 
 
 def groups_of(folder: Path, step: int, kind: str) -> list[Group]:
@@ -73,6 +78,19 @@ def spoil_next_gradient(optimiser: Optimiser, *, here: bool) -> None:
     optimiser.accumulate = spoilt
 
 
+def save_in_vain(save: Callable[[], None], root: Path, step: int, *, leads: bool) -> None:
+    """Files lie where rank 0 wants to make a folder: of the optimiser's shards, then of the model."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name in (f".shards-step_{step}", f".step_{step}.{os.getpid()}"):
+        if leads:
+            (root / name).touch()
+            with pytest.raises(FileExistsError):
+                save()
+            (root / name).unlink()
+        else:
+            save()
+
+
 def train(plan: Plan) -> None:
     config = build(plan.config)
     ranks = ranks_.join(torch.device("cpu"))
@@ -92,7 +110,10 @@ def train(plan: Plan) -> None:
         records, totals = train_step(trainer, step, *mine, batches=batches if ranks.count > 1 else None)
         report.append([[r.id, r.drift, r.headroom] for r in (*scanned, *records)] + [["norm", *totals.norms]])
         if step + 1 == plan.save_at:
-            save_checkpoint(config.checkpoints_dir, trainer, made.companions, step + 1, 0, None)
+            save = partial(save_checkpoint, config.checkpoints_dir, trainer, made.companions, step + 1, 0, None)
+            if plan.blocked:
+                save_in_vain(save, config.checkpoints_dir, step + 1, leads=ranks.leads)
+            save()
     out = Path(plan.out)
     out.mkdir(parents=True, exist_ok=True)
     write_model(trainer.model, made.companions if ranks.leads else {}, out)

@@ -182,8 +182,6 @@ def test_what_a_checkpoint_was_not_made_for_is_refused(tmp_path: Path, policy_di
         assemble(config_of(tmp_path, write_model(tmp_path / "other", seed=9)), Stop())
     with pytest.raises(UserError, match=r"names k_prj, and the model's linear layers are down_proj"):
         assemble(config_of(tmp_path / "new", policy_dir, lora_targets="q_proj,k_prj"), Stop())
-    with pytest.raises(UserError, match=r"learner\.ranks = 2"):
-        config_of(tmp_path, policy_dir, ranks=2)
 
 
 def test_a_whole_model_is_not_gone_on_with_as_adapters(tmp_path: Path, policy_dir: Path) -> None:

@@ -18,6 +18,7 @@ from services.learner.model.batching import mini_batches
 from services.learner.ranks.balance import Load, owners
 from shared.payload import encode_payload
 from tests.learner.rank_steps import Plan
+from tests.tiny_model import write_model
 
 SCRIPT = Path(__file__).with_name("rank_steps.py")
 REPOSITORY = SCRIPT.parents[2]
@@ -58,6 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
     root = tmp_path_factory.mktemp("ranks")
     groups = root / "groups"
     groups.mkdir()
+    reference = write_model(root / "reference", seed=9)
     for step in range(STEPS):
         for i in range(2):
             data = encode_payload(make_payload(f"old{step}{i}", 50 + 2 * step + i))
@@ -66,32 +68,45 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
             payload = make_payload(f"new{step}{i}", 3 * step + i, rewards=[1.0, 0.0, None, 1.0, 0.0])
             (groups / f"{step}-{i}-new.bin").write_bytes(encode_payload(payload))
 
-    def plan(name: str, ranks: int, resumes: str = "", bad_at: int = -1, **learner: Any) -> Plan:
+    def plan(name: str, ranks: int, resumes: str = "", bad_at: int = -1, blocked: bool = False, **learner: Any) -> Plan:
         folder = root / name
         folder.mkdir()
         if resumes:
             (folder / "test").symlink_to(root / resumes / "test")
         config = {
             "run": {"name": "test", "root": str(folder), "steps": 8},
-            "model": {"path": str(policy_dir)},
+            "model": {"path": str(policy_dir), "kl_reference": "" if "lora_rank" in learner else str(reference)},
             # a mini-batch of two of five groups leaves two of four ranks without any
-            "learner": {"lr": 1e-4, "device": "cpu", "threads": 1, "micro_tokens": 64, "mini_batch": 2, "batch": 4}
+            "learner": {
+                "lr": 1e-4,
+                "device": "cpu",
+                "threads": 1,
+                "micro_tokens": 64,
+                "mini_batch": 2,
+                "batch": 4,
+                "kl": 0.1,
+            }
             | learner,
             "replay": {"select": 2},
         }
         first, save_at = (SAVE_AT, -1) if resumes else (0, SAVE_AT)
-        return Plan(ranks, config, str(groups), first, STEPS, save_at, str(folder / "out"), bad_at)
+        return Plan(ranks, config, str(groups), first, STEPS, save_at, str(folder / "out"), bad_at, blocked)
 
     plans = [plan("1", 1), plan("2", 2), plan("4", 4)]
-    plans += [plan("2 recomputing", 2, recompute=True), plan("2 offloaded", 2, offload=True)]
+    plans += [plan("2 recomputing", 2, recompute=True, blocked=True), plan("2 offloaded", 2, offload=True)]
     plans += [plan("1 spoilt", 1, bad_at=1), plan("2 spoilt", 2, bad_at=1)]
-    plans += [plan("2 then 1", 1, "2"), plan("2 then 4", 4, "2"), plan("1 then 2", 2, "1")]
+    adapters = {"lora_rank": 3, "lr": 3e-3}
+    plans += [plan("1 adapters", 1, **adapters), plan("4 adapters", 4, **adapters)]
+    plans += [plan("2 adapters", 2, **adapters, recompute=True, offload=True)]
+    plans += [plan("1 adapters then 2", 2, "1 adapters", **adapters)]
+    plans += [plan("2 adapters then 1", 1, "2 adapters", **adapters)]
+    plans += [plan("2 then 1", 1, "2"), plan("2 recomputing then 4", 4, "2 recomputing"), plan("1 then 2", 2, "1")]
     (root / "plans.json").write_text(json.dumps([asdict(p) for p in plans]))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, str(SCRIPT), str(root / "plans.json")], check=True, timeout=800, env=environment)
     outs = {Path(p.out).parent.name: Path(p.out) for p in plans}
     return {
-        name: (load_file(out / "model.safetensors"), json.loads((out / "report.json").read_text()))
+        name: (load_file(next(out.glob("*.safetensors"))), json.loads((out / "report.json").read_text()))
         for name, out in outs.items()
     }
 
@@ -107,6 +122,16 @@ def test_two_and_four_ranks_train_the_weights_that_one_does(trained: Any, policy
     one = trained["1"][0]
     assert far(one, load_file(policy_dir / "model.safetensors")) > 3e-4
     for name in ("2", "4", "2 recomputing", "2 offloaded"):
+        assert far(one, trained[name][0]) < 1e-6, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ranks_train_the_adapters_that_one_process_does(trained: Any) -> None:
+    one = trained["1 adapters"][0]
+    assert all(name.endswith(("lora_A.weight", "lora_B.weight")) for name in one)
+    assert min(np.abs(tensor).max() for tensor in one.values()) > 1e-3
+    for name in ("2 adapters", "4 adapters", "1 adapters then 2", "2 adapters then 1"):
         assert far(one, trained[name][0]) < 1e-6, name
 
 
@@ -140,8 +165,14 @@ def test_all_ranks_leave_out_an_update_that_one_of_them_spoils(trained: Any) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_checkpoint_is_read_by_any_number_of_ranks(trained: Any) -> None:
-    for name in ("2 then 1", "2 then 4", "1 then 2"):
+    for name in ("2 then 1", "2 recomputing then 4", "1 then 2"):
         assert far(trained["1"][0], trained[name][0]) < 1e-6, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_checkpoint_that_rank_0_had_no_folder_for_is_saved_as_soon_as_it_has(trained: Any) -> None:
+    assert far(trained["1"][0], trained["2 recomputing then 4"][0]) < 1e-6
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ from blake3 import blake3
 from safetensors.torch import load_file
 from torch import Tensor
 
-from services.learner.model.policy import score
+from services.learner.model.policy import SCORED, device_of, score
 from services.learner.weights.model_writer import written
-from shared.adapters import CONFIG, WEIGHTS, adapters_of, add_adapters
+from shared.adapters import CONFIG, WEIGHTS, adapters_of, add_adapters, parameters_of
 from shared.errors import UserError
 from shared.settings import Learner
 from shared.weights import update_from
@@ -29,6 +29,8 @@ BASE = "base.json"
 def adapt(model: Any, settings: Learner, base: Path, name: str) -> None:
     """Have the loaded `base`, which the user calls `name`, train adapters alone."""
     add_adapters(model, settings)
+    for adapter in parameters_of(model).values():
+        adapter.data = adapter.data.to(device_of(model))  # shards of the base may lie elsewhere
     shown = str(base.resolve()) if Path(name).is_dir() else name
     model.peft_config["default"].base_model_name_or_path = shown
     model.headrace_base = {"base": shown, "digest": digest_of_base(base)}
@@ -94,8 +96,9 @@ class WithoutAdapters:
 
     def headrace_score(self, *args: Any) -> Tensor:
         """As `policy.SCORED` says."""
+        run = getattr(self._model, SCORED, None)
         with _left_out(self._model):
-            return score(self._model, *args)
+            return run(*args) if run else score(self._model, *args)
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """A rank that does not lead: one order after the other, until it may leave."""
 
+from contextlib import suppress
+
 import msgspec
+from torch.distributed.checkpoint.api import CheckpointException
 
 from services.learner.assemble import assemble
 from services.learner.drift_noise import is_due
@@ -10,6 +13,7 @@ from services.learner.model.policy import context_of, pick_device, vocabulary_of
 from services.learner.ranks import orders
 from services.learner.ranks.keeping import save_checkpoint
 from services.learner.ranks.members import join
+from services.learner.ranks.sharded import trains_shards
 from services.learner.step import scan
 from services.learner.stop import Stop
 from services.learner.talk.patience import patiently
@@ -55,8 +59,10 @@ def follow(config: Config) -> None:
                 ranks.all(msgspec.msgpack.encode(scan(trainer, groups, order.per_rollout, is_due(order.step))))
             case orders.Publish():
                 publish.canary_of(model, order.canary)
-                publish.write_model(model, {}, config.weights_dir)
+                if trains_shards(model):  # otherwise rank 0 has all there is to write
+                    publish.write_model(model, {}, config.weights_dir)
             case orders.Save():
-                save_checkpoint(config.checkpoints_dir, trainer, {}, order.step, order.lineage, order.cursor)
+                with suppress(CheckpointException):  # rank 0 has it too, and says what follows
+                    save_checkpoint(config.checkpoints_dir, trainer, {}, order.step, order.lineage, order.cursor)
             case orders.Leave():
                 return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from services.learner.assemble import trainer_state
 from services.learner.ranks.optimiser_shards import FOLDER, save_shards
-from services.learner.ranks.sharded import is_sharded
+from services.learner.ranks.sharded import meeting_all, trains_shards
 from services.learner.step import Trainer
 from services.learner.weights import checkpoint
 from services.learner.weights.publish import write_model
@@ -16,16 +16,27 @@ from shared.messages import Cursor
 def save_checkpoint(
     root: Path, trainer: Trainer, companions: Mapping[str, bytes], step: int, lineage: int, cursor: Cursor | None
 ) -> None:
-    """`root`/step_<step>, whole when this returns on rank 0. Every rank calls it; the others have no companions."""
+    """`root`/step_<step>, whole when this returns on rank 0. Every rank calls it; the others have no companions.
+
+    Where rank 0 cannot write it raises, and the others return.
+    """
     ranks, state = trainer.ranks, trainer_state(trainer, step, lineage, cursor)
-    if not is_sharded(trainer.model):
-        checkpoint.save(root, step, lambda folder: write_model(trainer.model, companions, folder), state)
+    if not trains_shards(trainer.model):
+        if ranks.leads:
+            checkpoint.save(root, step, lambda folder: write_model(trainer.model, companions, folder), state)
         return
     shards = root / f".shards-step_{step}"
+    failed: OSError | None = None
     if ranks.leads:
         shutil.rmtree(shards, ignore_errors=True)
-        shards.mkdir(parents=True)
-    ranks.tell()  # the folder is there
+        try:
+            shards.mkdir(parents=True)
+        except OSError as error:
+            failed = error
+    if not ranks.tell(b"" if failed else b"the folder is there"):
+        if failed:
+            raise failed
+        return
     save_shards(trainer.model, trainer.optimiser, shards, ranks)
 
     def write(folder: Path) -> None:
@@ -33,6 +44,7 @@ def save_checkpoint(
         shards.rename(folder / FOLDER)
 
     if ranks.leads:
-        checkpoint.save(root, step, write, state)
+        with meeting_all(trainer.model):
+            checkpoint.save(root, step, write, state)
     else:
         write_model(trainer.model, {}, root)

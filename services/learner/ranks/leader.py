@@ -15,6 +15,7 @@ from services.learner.groups.parts import use_parts
 from services.learner.groups.reader import Fetched
 from services.learner.ranks import orders
 from services.learner.ranks.balance import Load, owners
+from services.learner.ranks.sharded import meeting_all
 from shared.messages import Batch, Cursor, Record, Scan
 from shared.versions import Version
 
@@ -66,7 +67,8 @@ class WithRanks:
 
     def publish(self, version: Version) -> None:
         self._order(orders.Publish(self._own.publisher.canary))
-        self._own.publish(version)
+        with meeting_all(self._own.trainer.model):
+            self._own.publish(version)
 
     def save(self, step: int, lineage: int, cursor: Cursor | None) -> None:
         self._order(orders.Save(step, lineage, cursor))

@@ -5,12 +5,15 @@ said here goes over gloo between their processors, whatever the model's own traf
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 # Rank 0 may wait for groups for a long time, and the others for its next order. In all the rest ranks come together
 # as soon as the slowest has computed, fetched or written its part: one that does not come by then hangs. Who waits for
@@ -41,6 +44,12 @@ class Ranks:
         """What part of all ranks' sum this rank's number is."""
         total = self._reduced(mass, dist.ReduceOp.SUM) if self.count > 1 else mass
         return mass / total if total else 0.0
+
+    def add_up(self, gradients: Iterable[Tensor | None]) -> None:
+        """Make each the sum of all ranks'; what lies in shards is one already."""
+        for gradient in gradients if self.count > 1 else ():
+            if gradient is not None and not isinstance(gradient, DTensor):
+                dist.all_reduce(gradient)
 
     def tell(self, message: bytes = b"") -> bytes:
         """Rank 0's message, on every rank."""

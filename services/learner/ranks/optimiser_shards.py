@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from services.learner.model.optimise import Optimiser
 from services.learner.ranks.members import Ranks
+from services.learner.ranks.sharded import trains_shards
 
 FOLDER = "trainer"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -35,7 +36,7 @@ def load_optimiser(model: Any, optimiser: Optimiser, folder: Path, stored: dict[
     """Continue from a checkpoint's state: `stored` is what `trainer_state.pt` holds of the optimiser."""
     optimiser.check_kind(stored)
     shards, alone = "steps" in stored, ranks.count == 1
-    if alone and not shards:
+    if not shards and not trains_shards(model):
         optimiser.load(stored)
         return
     _make_state(optimiser)

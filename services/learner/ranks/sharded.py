@@ -3,6 +3,9 @@
 Parameters, gradients and optimiser state lie sharded by rows over the ranks, in float32. A layer is gathered, in the
 model's dtype, while it runs. Files are read by slices and written one parameter at a time, so no process ever needs
 room for more than its share, the layer that runs and the parameter that is written.
+
+A frozen model lies in its dtype. Adapters that are put into it afterwards are small: each rank holds them whole, and
+their gradients are added up over the ranks (`members.Ranks.add_up`).
 """
 
 from collections.abc import Iterator
@@ -30,13 +33,21 @@ from torch.distributed.tensor import DTensor
 from services.learner.model.policy import DEVICE, SCORED, prepare, score
 from services.learner.ranks.members import Ranks
 from services.learner.weights.model_writer import written
+from shared.adapters import has_adapters
 from shared.errors import UserError
 
 
 def load_sharded(
-    folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks, *, packed: bool, offload: bool = False
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+    *,
+    packed: bool,
+    offload: bool = False,
+    frozen: bool = False,
 ) -> Any:
-    """As `policy.load_policy`, this rank's shard of it. `dtype`: what layers compute in.
+    """As `policy.load_policy`, this rank's shard of it. `dtype`: what layers compute in. `frozen`: none is trained.
 
     offload: shards, and with them the optimiser's state, lie in the processor's memory while their layer does not run.
     """
@@ -45,8 +56,9 @@ def load_sharded(
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with _without_weights():
         model: Any = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa"
+            config, dtype=dtype if frozen else torch.float32, attn_implementation="sdpa"
         )
+    model.requires_grad_(not frozen)
     model.tie_weights()
     config.architectures = [type(model).__name__]  # the sharded class has another name
     buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
@@ -93,15 +105,15 @@ def _shard(model: Any, dtype: torch.dtype, device: torch.device, ranks: Ranks, *
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)  # losses are weighed over all ranks: their gradients add up
             part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-    model.headrace_dtype, model.headrace_ranks = dtype, ranks  # for those who write it
+    model.headrace_dtype, model.headrace_ranks, model.headrace_gathered = dtype, ranks, 0  # for those who write it
     setattr(model, DEVICE, device)
     setattr(model, SCORED, MethodType(score, model))
     register_fsdp_forward_method(model, SCORED)
 
 
-def is_sharded(model: Any) -> bool:
-    """Whether this process holds a shard of the model only."""
-    return isinstance(model, FSDPModule)
+def trains_shards(model: Any) -> bool:
+    """Whether this process holds a shard only of what is trained, which all ranks then write together."""
+    return isinstance(model, FSDPModule) and not has_adapters(model)
 
 
 def write_sharded(model: Any, folder: Path) -> None:
@@ -132,8 +144,22 @@ def write_sharded(model: Any, folder: Path) -> None:
         raise error
 
 
+@contextmanager
+def meeting_all(model: Any) -> Iterator[None]:
+    """Around what rank 0 writes: where it fails before it gathers the model, for which the others wait, it does so."""
+    before = getattr(model, "headrace_gathered", 0)
+    try:
+        yield
+    except OSError:
+        if trains_shards(model) and model.headrace_gathered == before:
+            for _ in gathered(model):
+                pass
+        raise
+
+
 def gathered(model: Any) -> Iterator[Tensor]:
     """Every parameter whole, in order, one after the other; tied ones once."""
+    model.headrace_gathered += 1
     for parameter in model.parameters():
         data = parameter.detach()
         yield data.full_tensor() if isinstance(data, DTensor) else data

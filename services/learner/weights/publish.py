@@ -16,7 +16,7 @@ import torch
 from services.learner.groups.group import Group, Row
 from services.learner.model.lora import write_adapters
 from services.learner.model.policy import device_of, logprobs, vocabulary_of
-from services.learner.ranks.sharded import is_sharded, write_sharded
+from services.learner.ranks.sharded import trains_shards, write_sharded
 from services.learner.weights.model_writer import write_plain
 from shared import heartbeats, weights
 from shared.adapters import has_adapters
@@ -33,9 +33,9 @@ def write_model(model: Any, companions: Mapping[str, bytes], folder: Path, dtype
     """config.json and safetensors (tied tensors once), and `companions` as they are: tokenizer, generation settings.
 
     Of a model with adapters only these. `dtype`: of a whole model's files; None as it is.
-    Of a sharded model all ranks call it, and those that do not lead have no companions and need no folder.
+    Of one that is trained in shards all ranks call it; those that do not lead have no companions and need no folder.
     """
-    if is_sharded(model):
+    if trains_shards(model):
         write_sharded(model, folder)
     elif has_adapters(model):
         write_adapters(model, folder)
