@@ -20,7 +20,8 @@ from shared.versions import Version
 
 MANIFEST = "manifest.json"
 _CHUNK = 2**20
-_THREADS = 4  # by which a digest takes no longer than reading the file does
+_THREADS = 4  # by which a digest takes no longer than reading the files does
+_LARGE = 2**26  # from here on; of small files it takes longer to start threads
 
 
 def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tuple[Path, str, int]:
@@ -48,14 +49,13 @@ def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tupl
 
 def digest_of(directory: Path) -> tuple[str, int]:
     """(BLAKE3 of every file but the manifest, by name order, folders within included; their total bytes)."""
-    total, hasher = 0, blake3(max_threads=_THREADS)
-    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
-        name, size = file.relative_to(directory).as_posix(), file.stat().st_size
-        if name == MANIFEST:
-            continue
-        hasher.update(f"{name}\0{size}\0".encode())
-        update_from(hasher, file)
-        total += size
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    files = {path: path.stat().st_size for path in paths if path.relative_to(directory).as_posix() != MANIFEST}
+    total = sum(files.values())
+    hasher = blake3(max_threads=_THREADS if total > _LARGE else 1)
+    for path, size in files.items():
+        hasher.update(f"{path.relative_to(directory).as_posix()}\0{size}\0".encode())
+        update_from(hasher, path)
     return hasher.hexdigest(), total
 
 
