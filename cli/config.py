@@ -3,10 +3,22 @@
 import argparse
 from typing import Any
 
+EPILOG = """example:
+  headrace config > my.toml     then set at least model.path and data.train, which are empty
+
+What a file or the command line sets is checked by `headrace up my.toml --dry-run`, which prints what results.
+"""
+
 
 def add_parser(subparsers: Any) -> None:
     """Add `config` to the subparsers of the `headrace` command."""
-    config = subparsers.add_parser("config", help="list every setting with its default", description=__doc__)
+    config = subparsers.add_parser(
+        "config",
+        help="list every setting with its default",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     config.set_defaults(run=run)
 
 

@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `index build` to the subparsers of the `headrace` command."""
     text = {"description": __doc__, "epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
     index = subparsers.add_parser("index", help="build the index of a retrieval corpus", **text)
-    commands = index.add_subparsers(dest="index_command", required=True)
+    commands = index.add_subparsers(dest="index_command", metavar="build", required=True)
     build = commands.add_parser("build", help="build an index; an interrupted build continues where it was", **text)
     build.add_argument("corpus", type=Path, metavar="CORPUS", help='JSON lines {"id", "contents"}')
     build.add_argument("out", type=Path, metavar="OUT", help="directory of the index")

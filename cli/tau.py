@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.what)
     if not folder.is_dir():
         if not folder.suffix and not folder.is_file():
-            raise UserError(f"there is no run folder {folder}, and no configuration of that name.")
+            raise UserError(f"there is no run folder {folder}, and no configuration of that name: check the path.")
         if args.json:
             raise UserError(
                 "--json prints nothing else, and a short run does: make the run first, then name its folder."

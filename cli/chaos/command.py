@@ -31,9 +31,17 @@ def add_parser(subparsers: Any) -> None:
     )
     chaos.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the configuration; see examples/")
     chaos.add_argument("--minutes", type=float, default=MINUTES, metavar="N", help=f"of faults (default {MINUTES:g})")
-    chaos.add_argument("--seed", type=int, default=0, metavar="S", help="which faults, whom, when (default 0)")
-    chaos.add_argument("--every", type=float, default=EVERY_S, metavar="S", help=f"seconds (default {EVERY_S:g})")
-    chaos.add_argument("--max-stop", type=float, default=LONGEST_S, metavar="S", help="the longest fault, seconds")
+    chaos.add_argument("--seed", type=int, default=0, metavar="S", help="of which faults, on whom, when (default 0)")
+    chaos.add_argument(
+        "--every", type=float, default=EVERY_S, metavar="S", help=f"seconds from fault to fault (default {EVERY_S:g})"
+    )
+    chaos.add_argument(
+        "--max-stop",
+        type=float,
+        default=LONGEST_S,
+        metavar="S",
+        help=f"seconds that a fault lasts at most (default {LONGEST_S:g})",
+    )
     chaos.add_argument("--against", metavar="RUN_DIR", help="a finished run without faults, for its EM")
     chaos.add_argument("--check", metavar="RUN_DIR", help="only judge the log of a run that is over")
     chaos.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")

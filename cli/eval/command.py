@@ -23,7 +23,8 @@ what is evaluated    a model's folder or hub name; a run's folder: its newest ch
 how it is asked      as the run or --config says; for a model without either, --task search (Search-R1's prompt and
                      limits, a retriever at env.url or over --search.corpus) or --task math (a boxed answer)
 figures              Mean@n: mean over samples, then questions. Best@k and pass@k: one of k samples; the exact mean
-                     over all choices of k out of n samples (--samples). majority@k: the most frequent of k answers
+                     over all choices of k out of n samples (--samples). majority@k: the most frequent of k answers.
+                     A sample that ran out of time, or that nobody could score, counts as wrong and is counted
 stopping             Ctrl-C at any time; the same command goes on where it was. The folder has answers.jsonl (a line
                      per question) and eval.json (what --json prints)
 """
@@ -41,7 +42,14 @@ def add_parser(subparsers: Any) -> None:
     )
     add = evaluate.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model's folder or hub name, a run's folder, RUN@VERSION")
-    add("--suite", nargs="+", action="extend", default=[], metavar="S", help="files or names; default: data.eval")
+    add(
+        "--suite",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="S",
+        help="files, names (see --list) or hub names; default: data.eval",
+    )
     add("--k", nargs="+", type=int, default=[], metavar="K", help="k of the figures (default: eval.samples)")
     add("--samples", type=int, metavar="N", help="samples of each question (default: the largest k)")
     add("--greedy", action="store_true", help="the most probable token each time; one sample")
