@@ -66,10 +66,7 @@ class NextStep:
             selection.counterfactual.take(result.records)
             return
         selection.take(result.records, result.seconds)
-        if selection.done:
-            self._selected()
-        else:
-            self.ask(tx)
+        self.ask(tx)
 
     def compose(self, tx: Transaction) -> Composed | None:
         """Send the batch; None while fresh groups or scans are still awaited."""

@@ -172,8 +172,8 @@ def batch_composed(
         tx.retire(id, tx.discard(id).bytes)
         state.counters.rejected += 1
     cursor = cursor_after(state, [*fresh, *left_out])
-    batch = Composed(step=step, replay=replay, fresh=fresh, stats=stats, left_out=left_out, cursor=cursor)
-    batch = msgspec.structs.replace(batch, parts={id: p for id, p in parts.items() if id in replay or id in fresh})
+    parts = {id: part for id, part in parts.items() if id in replay or id in fresh}
+    batch = Composed(step=step, replay=replay, fresh=fresh, stats=stats, left_out=left_out, cursor=cursor, parts=parts)
     tx.put("batches", str(step), batch)
     tx.send(tx.keys.work, batch.message)
 
