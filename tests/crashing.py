@@ -74,6 +74,12 @@ def deaths(*, lost: bool) -> Iterator[Death]:
             return
 
 
+def first_and_last(writes: list[str]) -> list[int]:
+    """Where in a life each kind of write comes for the first and for the last time, counted from 1."""
+    places = {write: [i for i, other in enumerate(writes, start=1) if other == write] for write in writes}
+    return sorted({place for found in places.values() for place in (found[0], found[-1])})
+
+
 def mortal(client: Any, death: Death) -> Any:
     """The client of a service that dies so; of an event loop or of a plain one."""
     waits = isinstance(client, redis.asyncio.Redis)

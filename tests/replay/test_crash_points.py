@@ -16,7 +16,7 @@ from shared.config import Config
 from shared.messages import Batch, Record, Task
 from shared.streams import Keys
 from shared.versions import Version
-from tests.crashing import Death, Killed, deaths, mortal
+from tests.crashing import Death, Killed, deaths, first_and_last, mortal
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of, header_for
 
 STEPS, BATCH = 4, 2
@@ -74,12 +74,6 @@ class Life:
     async def _quiet(self) -> bool:
         """Whether replay has read all that was said to it."""
         return not any([await self.client.xlen(stream) for stream in (self.keys.groups, self.keys.results)])
-
-
-def first_and_last(writes: list[str]) -> list[int]:
-    """Where in a life each kind of write comes for the first and for the last time, counted from 1."""
-    places = {write: [i for i, other in enumerate(writes, start=1) if other == write] for write in writes}
-    return sorted({place for found in places.values() for place in (found[0], found[-1])})
 
 
 def _leaf(error: BaseException | None) -> BaseException | None:
