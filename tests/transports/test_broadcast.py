@@ -116,7 +116,7 @@ async def test_all_who_want_a_version_get_it_in_one_round_and_late_ones_in_anoth
     weights.delete(folder.parent, notice.version)
     assert not (await other.fetch(notice, None))[1], "the learner has it no more"
     sender.close()
-    monkeypatch.setattr(receiving, "INVITED_S", 0.2)
+    monkeypatch.setattr(receiving, "ASK_AGAIN_S", 0.1)
     assert not (await other.fetch(notice, None))[1], "nobody answers"
     assert await other._wire.client.llen(broadcast.wanted_key(KEYS)) == 0
 

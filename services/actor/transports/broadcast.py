@@ -7,7 +7,6 @@ folder beside them, to go back to until the canary has passed.
 import asyncio
 import logging
 import shutil
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,15 +15,15 @@ import msgspec
 from services.actor import metrics
 from services.actor.transports.received import PART, Received
 from services.actor.wire import Wire
+from shared.cancellation import raise_if_cancelled
 from shared.messages import WeightsNotice
-from shared.redis_client import BLOCK_MS
 from shared.transports import broadcast
 from shared.transports.broadcast import Carrier, Round, RoundBroken, Wanted
 
 log = logging.getLogger("headrace")
 
 TRIES = 3
-INVITED_S = 120.0  # until the learner has held the rounds before this one
+ASKS, ASK_AGAIN_S = 12, 10.0  # the learner may have rounds to hold before this one, and Redis may have been emptied
 
 
 class BroadcastReceiver(Received):
@@ -86,19 +85,20 @@ class BroadcastReceiver(Received):
 
         async def ask() -> None:
             async with client.pipeline(transaction=True) as pipe:
-                pipe.delete(told)
                 pipe.lrem(wanted, 0, cast(Any, entry))
                 pipe.rpush(wanted, entry)
                 await pipe.execute()
 
-        await self._wire.call(ask)
-        deadline = time.monotonic() + INVITED_S
-        while time.monotonic() < deadline:
-            letter: Any = await self._wire.call(lambda: cast(Any, client.blpop([told], timeout=BLOCK_MS / 1000)))
-            if letter is None:
-                continue
-            round = broadcast.decode(letter[1], Round) if letter[1] else None
-            if round is None or round.digest == notice.digest:
-                return round
+        await self._wire.call(lambda: client.delete(told))
+        round = None
+        for _ in range(ASKS):
+            raise_if_cancelled()
+            await self._wire.call(ask)
+            letter: Any = await self._wire.call(lambda: cast(Any, client.blpop([told], timeout=ASK_AGAIN_S)))
+            if letter is not None:
+                found = broadcast.decode(letter[1], Round) if letter[1] else None
+                if found is None or found.digest == notice.digest:
+                    round = found
+                    break
         await self._wire.call(lambda: cast(Any, client.lrem(wanted, 0, cast(Any, entry))))
-        return None
+        return round
