@@ -171,7 +171,8 @@ async def check(config: Config, sizes: Sizes, say: Callable[[Line], None]) -> No
     noise = float(np.mean([r.noise for r in scan(trainer, groups, noise=True) if r.noise is not None]))
     say(Line("drift noise, mean d^2 of scoring twice", noise, "", f"the gate needs it below {limit(config.replay):g}"))
     times = learner_times(trainer, groups)
-    say(Line("training, packed", inputs / times["packed"], "tokens/s"))
+    note = "" if "padded" in times else "NOT packed: learner.packed is off, or was refused when the model was loaded"
+    say(Line("training, packed", inputs / times["packed"], "tokens/s", note))
     if "padded" in times:
         ratio = f"packed is {times['padded'] / times['packed']:.2f} times as fast"
         say(Line("training, padded to the longest", inputs / times["padded"], "tokens/s", ratio))

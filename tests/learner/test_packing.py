@@ -8,12 +8,14 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from services.learner.model import policy
 from services.learner.model.batching import flatten
-from services.learner.model.packing import can_pack
+from services.learner.model.packing import can_pack, packing
 from services.learner.model.policy import is_packed, load_policy, logprobs, recompute_layers
 from services.learner.step import Totals, _accumulate, scan, train_step
 
 CPU = torch.device("cpu")
+ATLAS = Path(__file__).parents[2] / "examples/atlas/policy"
 
 
 @pytest.fixture(params=["llama", "qwen2"])
@@ -105,6 +107,19 @@ def test_a_model_with_a_window_is_padded_and_says_so(tmp_path: Path, caplog: pyt
     assert not is_packed(model)
     assert "rows are padded" in caplog.text
     assert can_pack(MistralConfig(**sizes, sliding_window=None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [[8, 6, 6, 3], [23], [8, 7, 5, 3]], ids=["right", "one row", "a boundary too late"])
+def test_rows_that_are_packed_wrongly_are_noticed_when_the_model_is_loaded(
+    dtype: torch.dtype, lengths: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(policy, "packing", lambda given, device: packing(given, device) | {"row_lengths": lengths})
+    right = lengths == [8, 6, 6, 3]
+    with caplog.at_level(logging.WARNING, "headrace"):
+        model = load_policy(ATLAS, dtype, CPU)
+    assert is_packed(model) == right
+    assert right or "have other log-probabilities" in caplog.text
 
 
 def test_the_published_configuration_does_not_name_our_attention(pair: tuple[Any, Any], tmp_path: Path) -> None:
