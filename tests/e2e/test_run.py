@@ -214,7 +214,7 @@ def test_the_stored_log_probabilities_are_those_of_the_version_they_name(run: Fi
                 here = np.array([v == version for v in named])
                 assert np.abs(logp[here] - stored[here]).max() < 1e-4, f"{id}, rollout {i}, version {version}"
                 compared[version] += int(here.sum())
-    assert len(compared) >= STEPS - 1  # from several versions, each with a forward of its own
+    assert len(compared) >= 3  # several versions, each with a forward of its own; an actor skips one that is overtaken
     assert compared.total() == sum(len(p.l_gen) for p in run.traffic.payloads.values())
 
 
