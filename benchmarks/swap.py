@@ -3,7 +3,7 @@
     python -m benchmarks.swap [--hidden 768] [--layers 11] [--vocabulary 32000] [--repetitions 5]
 
 The learner's publisher and the actor are a process each, with a shared folder and a real Redis between them: files and
-digest written and synced, canary, notice, files verified, read and exchanged between two decode steps of a running
+digest written, canary, notice, files verified, read and exchanged between two decode steps of a running
 request, canary again, token. The default is a model of 0.5 GB in float32 on the torch engine. A stall is the longest
 pause between two tokens of that request during the swap.
 """
