@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 import torch
@@ -19,7 +21,7 @@ from shared.messages import Batch, Checkpointed, Cursor, Finish, Hello, Result, 
 from shared.payload import encode_payload
 from shared.redis_client import connect
 from shared.streams import FIELD, Keys
-from tests.crashing import Death, Killed, deaths, mortal, mortal_files
+from tests.crashing import Death, Killed, deaths, first_and_last, mortal, mortal_files
 
 KEYS = Keys("test")
 STEPS = 3
@@ -39,9 +41,12 @@ def client(redis_url: str) -> Iterator[Any]:
 
 
 class Life:
-    """A learner with three steps to train, saved after the second and the third, in a folder of its own."""
+    """A learner with three steps to train, saved after the second and the third, in a folder of its own.
 
-    def __init__(self, folder: Path, policy: Path, client: Any, url: str, make_payload: Any) -> None:
+    Its groups are `lag` versions old, the end of each one version less.
+    """
+
+    def __init__(self, folder: Path, policy: Path, client: Any, url: str, make_payload: Any, lag: int = 0) -> None:
         self.client = client
         client.flushall()
         self.config: Config = build(
@@ -49,12 +54,15 @@ class Life:
                 "run": {"name": "test", "root": str(folder), "steps": STEPS},
                 "model": {"path": str(policy)},
                 "learner": {"batch": 2, "lr": 1e-2, "threads": 1, "device": "cpu", "checkpoint_every": 2},
-                "replay": {"select": 1, "tau": 1e-2},
+                "replay": {"select": 1, "tau": 1e-2, "max_lag": lag},
                 "redis": {"url": url},
             }
         )
         for seed, id in enumerate(id for work in WORK if isinstance(work, Batch) for id in work.fresh):
-            client.set(KEYS.payload(id), encode_payload(make_payload(id, seed)))
+            payload, step = make_payload(id, seed), int(id[0])
+            tokens = len(payload.l_gen)
+            runs = [[tokens - 1, 0, max(0, step - lag)], [1, 0, step]] if lag else payload.version_runs
+            client.set(KEYS.payload(id), encode_payload(replace(payload, version_runs=np.array(runs, np.int32))))
         for work in WORK:
             streams.add(client, KEYS.work, encode(work))
 
@@ -105,6 +113,7 @@ class Life:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("lost", [False, True], ids=["killed", "reply_lost"])
 def test_at_every_write_the_run_ends_with_the_same_bits(
     tmp_path: Path,
@@ -114,17 +123,21 @@ def test_at_every_write_the_run_ends_with_the_same_bits(
     make_payload: Any,
     monkeypatch: pytest.MonkeyPatch,
     lost: bool,
+    lag: int,
 ) -> None:
     monkeypatch.setattr("services.learner.talk.patience.RETRY_S", 0.01)
 
     def life(name: str) -> Life:
-        return Life(tmp_path / name, policy_dir, client, redis_url, make_payload)
+        return Life(tmp_path / name, policy_dir, client, redis_url, make_payload, lag)
 
-    unharmed = life("unharmed")
-    bits = unharmed.trains(Death(0), monkeypatch)
+    unharmed, whole = life("unharmed"), Death(0)
+    bits = unharmed.trains(whole, monkeypatch)
     unharmed.check(again=False)
     kinds: set[str] = set()
-    for death in deaths(lost=lost):
+    # with a lag they are the same writes in the same order, so each kind is struck twice and not always
+    places = first_and_last([write if write.startswith("MULTI") else write.split()[0] for write in whole.writes])
+    some = [Death(at, lost=lost) for at in places]
+    for death in some if lag else deaths(lost=lost):
         one = life(str(death.at))
         assert one.trains(death, monkeypatch) == bits, f"{death.at}: {death.where}"
         one.check(again=lost)
