@@ -8,9 +8,15 @@ into W, whose bfloat16 would round small updates away. torch and peft are import
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blake3 import blake3
+
 from shared.errors import UserError
+from shared.model_files import find_model
+from shared.weights import update_from
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,8 +24,36 @@ if TYPE_CHECKING:
     from shared.settings import Learner
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "base.json"  # beside them: which model they belong to, and the digest of its weights
 ALL = "all"
 _NAME = "default"  # peft's, of the one adapter there is
+
+
+def digest_of_base(folder: Path) -> str:
+    """BLAKE3 of a model's weights, file after file."""
+    hasher = blake3()
+    for path in sorted(folder.glob("*.safetensors")):
+        update_from(hasher, path)
+    return hasher.hexdigest()
+
+
+def base_of(folder: Path) -> Path:
+    """The model beside which a checkpoint's adapters were trained. UserError where it is not there, or another now."""
+    made_for = json.loads((folder / BASE).read_text())
+    base = find_model(made_for["base"], BASE)
+    if digest_of_base(base) != made_for["digest"]:
+        raise UserError(f"the weights in {base} are not those beside which {folder} was trained: put them back.")
+    return base
+
+
+def settings_of(folder: Path) -> dict[str, object]:
+    """The settings of the learner that make adapters of the kind that the folder holds, by their dotted names."""
+    made = json.loads((folder / CONFIG).read_text())
+    return {
+        "learner.lora_rank": made["r"],
+        "learner.lora_alpha": made["lora_alpha"],
+        "learner.lora_targets": ",".join(sorted(made["target_modules"])),
+    }
 
 
 def add_adapters(model: Any, settings: Learner) -> None:

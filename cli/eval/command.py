@@ -143,7 +143,8 @@ def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:
     answers = AnswersFile(plan.folder).read()
     if len(answers) < len(plan.questions):
         directory = eval_model.hold(plan.target, plan.folder)
-        config, starts = with_retriever(with_values(plan.config, {"model.path": str(directory)}), plan.folder)
+        path = plan.target.base or directory  # adapters are put in beside their base
+        config, starts = with_retriever(with_values(plan.config, {"model.path": str(path)}), plan.folder)
         (plan.folder / eval_folder.CONFIG).write_text(config.to_toml())
         print(f"eval: {plan.target.shown}, {len(plan.questions)} questions, in {plan.folder}", file=sys.stderr)
         progress = Progress(len(plan.questions), sys.stderr, rewards=bool(config.reward.function))

@@ -12,18 +12,20 @@ import fcntl
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared import checkpoints, weights
 from shared.adapters import CONFIG as ADAPTERS
+from shared.adapters import base_of
 from shared.config import Config, load
 from shared.errors import UserError
-from shared.evaluation.records import read_job
+from shared.evaluation.records import HELD, read_job
 from shared.model_files import find_model
 from shared.versions import Version
 
-HELD = "model"
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Target:
     directory: Path
     run_dir: Path | None = None
     training: bool = False  # the run trains at this moment
+    base: Path | None = None  # where the directory holds adapters: the model beside which they were trained
 
     @property
     def held(self) -> bool:
@@ -41,21 +44,22 @@ class Target:
         return self.run_dir is not None
 
 
-def find_target(word: str) -> Target:
-    """What the user means. UserError in a sentence where there is no such thing, or only adapters."""
-    path = Path(word)
-    target = Target(word, path) if (path / ADAPTERS).is_file() else _find(word, path)
-    if (target.directory / ADAPTERS).is_file():
-        raise UserError(
-            f"{target.shown} holds adapters: make a whole model of them with 'python -m services.learner.weights.merge "
-            f"{target.directory} OUT', and evaluate OUT with --config and the run's config.toml."
-        )
+def find_target(word: str, out: str | None = None) -> Target:
+    """What the user means, to be evaluated in `out`. UserError in a sentence where there is no such thing, or adapters
+    without the model that they belong to.
+    """
+    target = _find(word, Path(word))
+    with suppress(Vanished):
+        directory = present(target, out)
+        if (directory / ADAPTERS).is_file():
+            return replace(target, base=base_of(directory))
     return target
 
 
 def _find(word: str, path: Path) -> Target:
-    if (path / "config.json").is_file():
-        return _in_run(path.resolve()) or Target(word, find_model(word, "MODEL"))
+    if any((path / name).is_file() for name in (CONFIG, ADAPTERS)):
+        whole = (path / CONFIG).is_file()
+        return _in_run(path.resolve()) or Target(word, find_model(word, "MODEL") if whole else path)
     name, at, which = word.rpartition("@")
     run_dir = Path(name if at else word)
     if (run_dir / "config.toml").is_file():
@@ -100,7 +104,7 @@ def present(target: Target, out: str | None) -> Path:
     evaluations = [Path(out)] if out else sorted((target.run_dir or Path()).glob("evals/*"))
     for folder in evaluations:
         job = read_job(folder)
-        if job is not None and job.shown_model == target.shown and (folder / HELD / "config.json").is_file():
+        if job is not None and job.shown_model == target.shown and (folder / HELD).is_dir():
             return folder / HELD
     raise _vanished(target)
 

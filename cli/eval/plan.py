@@ -18,6 +18,7 @@ from cli.eval.model import Target, find_target, present, run_config
 from cli.eval.suites import Task, check_words, open_suites, questions_of, task_of
 from cli.run import plan
 from cli.run.prompt_lengths import PromptTokens
+from shared.adapters import settings_of
 from shared.config import Config, load
 from shared.errors import UserError
 from shared.evaluation.records import Job, Question
@@ -68,7 +69,7 @@ def make_plan(request: Request) -> Plan:
     """Check everything that can be checked before the weights are held. Raises UserError in a sentence."""
     if request.limit < 0:
         raise UserError(f"--limit {request.limit}: write how many questions of each suite are asked, or 0 for all.")
-    target = find_target(request.model)
+    target = find_target(request.model, request.out)
     check_words(request.suites)
     if not request.suites and not (request.config or target.run_dir):
         raise UserError(NO_SUITE)
@@ -90,8 +91,9 @@ def make_plan(request: Request) -> Plan:
         texts=request.texts,
     )
     folder = Path(request.out) if request.out else _folder(target, words, job)
-    if target.directory.is_dir():  # of a version that is held already only the copy is left
-        _check_lengths(config, target.directory, questions)
+    whole = target.base or target.directory
+    if whole.is_dir():  # of a version that is held already only the copy is left
+        _check_lengths(config, whole, questions)
     return Plan(target, config, job, questions, k, folder.absolute())
 
 
@@ -117,7 +119,7 @@ def _settings(request: Request, target: Target) -> Config:
         )
     if config.actor.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError("actor.engine = 'vllm', and vLLM is not installed here: add --actor.engine torch.")
-    return _placed(config, target)
+    return _placed(config, target, request.out)
 
 
 def _preset(task: Task | None, target: Target, out: str | None) -> list[str]:
@@ -126,17 +128,14 @@ def _preset(task: Task | None, target: Target, out: str | None) -> list[str]:
         return []
     values: dict[str, object] = {**SEARCH_TASK} if task == "search" else {**MATH_TASK}
     if task == "math":
-        values |= _math_tokens(present(target, out))
+        values |= _math_tokens(target.base or present(target, out))
     return [f"--{key}={value}" for key, value in values.items()]
 
 
-def _placed(config: Config, target: Target) -> Config:
+def _placed(config: Config, target: Target, out: str | None) -> Config:
     """With absolute paths, the weights to evaluate, and one actor, whose share of the cores the evaluation has."""
-    values: dict[str, object] = {
-        "model.path": str(target.directory),
-        "learner.lora_rank": 0,  # of a run that trained adapters a whole model is evaluated
-        "actor.count": 1,
-    }
+    adapters = settings_of(present(target, out)) if target.base else {"learner.lora_rank": 0}
+    values: dict[str, object] = {"model.path": str(target.base or target.directory), "actor.count": 1, **adapters}
     if target.run_dir is not None and config.run.name == run_config(target.run_dir).run.name:
         values["run.root"] = str(target.run_dir.resolve().parent)
     return plan.absolute_paths(plan.with_values(config, values))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from services.actor.engines.choice import make_engine
-from services.actor.engines.engine import Engine, EngineFailed
+from services.actor.engines.engine import CanaryRefused, Engine, EngineFailed
 from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine
 from services.actor.retrieval import RetrievalClient
@@ -30,11 +30,12 @@ from services.actor.verdicts import answered
 from shared.cancellation import stop
 from shared.config import Config, without_password
 from shared.errors import UserError
-from shared.evaluation.records import ANSWERS_LOCK, AnswersFile, Job, Question, read_job, read_questions
-from shared.messages import ENV_FAILED
+from shared.evaluation.records import ANSWERS_LOCK, AnswersFile, Job, Question, read_job, read_questions, weights_of
+from shared.messages import ENV_FAILED, WeightsNotice
 from shared.model_files import find_model
 from shared.seeds import derive
 from shared.service import first_error, run_service
+from shared.versions import Version
 
 log = logging.getLogger("headrace")
 LEAVES_S, LOOK_S = 30.0, 0.2  # how long a process that was told to end may take, and how often that is looked at
@@ -162,16 +163,24 @@ async def _serve(config: Config, job: Job, folder: Path, file: AnswersFile, engi
     questions = [q for q in read_questions(folder) if q.number not in done]
     log.info("%d questions to answer, %d samples each", len(questions), job.samples)
     if questions:
-        await _answer(config, job, questions, file, MeteredEngine(engine or make_engine(config)))
+        adapters = weights_of(folder, job) if config.learner.lora_rank else None
+        await _answer(config, job, questions, file, MeteredEngine(engine or make_engine(config)), adapters)
 
 
 async def _answer(
-    config: Config, job: Job, questions: list[Question], file: AnswersFile, engine: MeteredEngine
+    config: Config,
+    job: Job,
+    questions: list[Question],
+    file: AnswersFile,
+    engine: MeteredEngine,
+    adapters: Path | None,
 ) -> None:
     codec = await asyncio.to_thread(Codec, find_model(config.model.path))
     retriever = RetrievalClient.of(config) if config.env.kind == "search" else None
     try:
         await engine.start()
+        if adapters is not None:
+            await _put_beside(engine, adapters)
         log.info("engine %s is up", engine.name)
         player = Player(engine, codec, Budget.of(config), retriever.search if retriever is not None else None)
         work = asyncio.ensure_future(Evaluation(config, job, player, file).run(questions))
@@ -185,6 +194,15 @@ async def _answer(
         if retriever is not None:
             await retriever.close()
         await engine.close()
+
+
+async def _put_beside(engine: MeteredEngine, adapters: Path) -> None:
+    """Have the engine, which holds the base, answer with these adapters, as an actor does with those of a version."""
+    unsaid = WeightsNotice(version=Version(0, 0), location="", digest="", size=0, published=0.0, canary=[])
+    try:
+        await engine.swap(unsaid, adapters)
+    except CanaryRefused as error:
+        raise UserError(f"the adapters in {adapters} cannot be put beside their base: {error}.") from None
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import msgspec
 from shared.errors import UserError
 
 JOB, QUESTIONS, ANSWERS = "job.json", "questions.jsonl", "answers.jsonl"
+HELD = "model"  # the weights of a run, while they are evaluated
 ANSWERS_LOCK = ".answers.lock"  # held by the process that answers
 
 
@@ -75,6 +76,11 @@ def read_job(folder: Path) -> Job | None:
         return msgspec.json.decode(file.read_bytes(), type=Job)
     except (msgspec.MsgspecError, OSError) as error:
         raise UserError(f"{file} cannot be read ({error}): name another folder with --out, or add --fresh.") from None
+
+
+def weights_of(folder: Path, job: Job) -> Path:
+    """The weights that are evaluated: those that the folder holds, else those that the job names."""
+    return folder / HELD if (folder / HELD).is_dir() else Path(job.model)
 
 
 def read_questions(folder: Path) -> list[Question]:

@@ -17,8 +17,8 @@ from services.actor.scoring import score_rollouts
 from services.actor.text import Codec
 from shared.config import Config
 from shared.errors import UserError
-from shared.evaluation.records import Answered, AnswersFile, Job, Question, write_questions
-from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, TRUNCATED
+from shared.evaluation.records import HELD, Answered, AnswersFile, Job, Question, write_questions
+from shared.messages import ENV_FAILED, FINISHED, TIMED_OUT, TRUNCATED, WeightsNotice
 from shared.rewards.own import Asked
 from tests.actor.scripted_engine import ScriptedEngine
 
@@ -113,6 +113,27 @@ async def test_what_is_answered_is_not_asked_again(single: Config, model_dir: Pa
     idle = ScriptedEngine(lambda ids, sampling: (codec.encode("b"), "eos"))
     await serve(single, folder, idle)
     assert idle.asked == []
+
+
+async def test_adapters_are_put_beside_their_base_before_anything_is_asked(
+    single: Config, model_dir: Path, tmp_path: Path
+):
+    class Swapped(ScriptedEngine):
+        async def swap(self, notice: WeightsNotice, directory: Path) -> float:
+            swapped.append((directory, len(self.asked)))
+            return await super().swap(notice, directory)
+
+    swapped: list[tuple[Path, int]] = []
+    config = single.model_copy(update={"learner": single.learner.model_copy(update={"lora_rank": 4})})
+    for name in ("its own", "held"):
+        write_job(tmp_path / name, [question(0)], samples=1)
+    (tmp_path / "held" / HELD).mkdir()
+    for name in ("its own", "held"):
+        await serve(config, tmp_path / name, Swapped(lambda ids, sampling: (Codec(model_dir).encode("b"), "eos")))
+    assert swapped == [(Path("m"), 0), (tmp_path / "held" / HELD, 0)], "those of the job, or those that are held"
+    write_job(tmp_path / "whole", [question(0)], samples=1)
+    await serve(single, tmp_path / "whole", Swapped(lambda ids, sampling: (Codec(model_dir).encode("b"), "eos")))
+    assert len(swapped) == 2, "a whole model is what the engine started with"
 
 
 async def test_a_greedy_sample_says_so_to_the_engine(single: Config, model_dir: Path, tmp_path: Path):

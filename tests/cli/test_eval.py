@@ -24,6 +24,7 @@ from cli.eval.suites import GROUPS, SUITES, Suite, check_words, questions_of, ta
 from cli.main import main
 from services.actor.engines.engine import threads_of
 from shared import weights
+from shared.adapters import digest_of_base
 from shared.cores import available
 from shared.errors import UserError
 from shared.evaluation.records import (
@@ -34,6 +35,7 @@ from shared.evaluation.records import (
     Question,
     read_job,
     read_questions,
+    weights_of,
     write_questions,
 )
 from shared.prompts import open_prompts
@@ -188,13 +190,45 @@ def test_a_stopped_run_means_its_checkpoint_and_a_training_one_what_it_published
         find_target(f"{run_dir}@newest")
 
 
-def test_adapters_are_not_evaluated_without_their_base(run_dir: Path):
+@pytest.fixture
+def adapted(run_dir: Path, model_dir: Path) -> Path:
+    """The checkpoint of the run, of adapters beside the model."""
     checkpoint = run_dir / "checkpoints" / "step_1"
-    (checkpoint / "adapter_config.json").write_text("{}")
-    (checkpoint / "config.json").unlink(missing_ok=True)
-    for word in (str(run_dir), str(checkpoint)):
-        with pytest.raises(UserError, match=f"services.learner.weights.merge {checkpoint} OUT"):
-            find_target(word)
+    for file in model_dir.iterdir():
+        (checkpoint / file.name).unlink()
+    (checkpoint / "adapter_config.json").write_text('{"r": 3, "lora_alpha": 6, "target_modules": ["v_proj", "q_proj"]}')
+    (checkpoint / "adapter_model.safetensors").write_bytes(b"adapters")
+    made_for = {"base": str(model_dir), "digest": digest_of_base(model_dir)}
+    (checkpoint / "base.json").write_text(json.dumps(made_for))
+    return checkpoint
+
+
+def test_adapters_are_evaluated_beside_their_base(adapted: Path, run_dir: Path, model_dir: Path, data_file: Path):
+    for word in (str(run_dir), str(adapted), f"{run_dir}@step_1"):
+        plan = make_plan(Request(model=word, suites=[str(data_file)], task="math"))
+        learner = plan.config.learner
+        assert (plan.config.model.path, plan.target.directory) == (str(model_dir), adapted)
+        assert (learner.lora_rank, learner.lora_alpha, learner.lora_targets) == (3, 6, "q_proj,v_proj")
+        assert plan.target.held and plan.folder.parent == run_dir / "evals"
+    plan.folder.mkdir(parents=True)
+    eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=False)
+    held = hold(plan.target, plan.folder)
+    assert weights_of(plan.folder, plan.job) == held and (held / "adapter_model.safetensors").is_file()
+    for file in adapted.iterdir():
+        file.unlink()
+    adapted.rmdir()
+    again = make_plan(Request(model=f"{run_dir}@step_1", suites=[str(data_file)], task="math"))
+    assert again == plan, "a checkpoint that is gone is the one that is held"
+
+
+def test_adapters_are_not_evaluated_beside_another_base(adapted: Path, run_dir: Path, tmp_path: Path):
+    made_for = json.loads((adapted / "base.json").read_text())
+    (adapted / "base.json").write_text(json.dumps(made_for | {"digest": "0"}))
+    with pytest.raises(UserError, match="are not those beside which"):
+        find_target(str(run_dir))
+    (adapted / "base.json").write_text(json.dumps(made_for | {"base": str(tmp_path / "gone")}))
+    with pytest.raises(UserError, match=r"base.json = '.*gone' is neither a folder"):
+        find_target(str(run_dir))
 
 
 def test_held_weights_outlive_the_version_and_leave_the_trainers_state(run_dir: Path, tmp_path: Path):

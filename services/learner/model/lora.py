@@ -11,19 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
 from safetensors.torch import load_file
 from torch import Tensor
 
 from services.learner.model.policy import SCORED, device_of, score
 from services.learner.weights.model_writer import written
-from shared.adapters import CONFIG, WEIGHTS, adapters_of, add_adapters, parameters_of
+from shared.adapters import BASE, CONFIG, WEIGHTS, adapters_of, add_adapters, digest_of_base, parameters_of
 from shared.errors import UserError
 from shared.settings import Learner
-from shared.weights import update_from
 
 log = logging.getLogger("headrace")
-BASE = "base.json"
 
 
 def adapt(model: Any, settings: Learner, base: Path, name: str) -> None:
@@ -75,14 +72,6 @@ def write_adapters(model: Any, folder: Path) -> None:
     for tensor in adapters.values():
         writing.send(tensor.cpu())
     writing.close()
-
-
-def digest_of_base(folder: Path) -> str:
-    """BLAKE3 of a model's weights, file after file."""
-    hasher = blake3()
-    for path in sorted(folder.glob("*.safetensors")):
-        update_from(hasher, path)
-    return hasher.hexdigest()
 
 
 class WithoutAdapters:

@@ -5,16 +5,14 @@ written in the base's own type, with its tokenizer beside them.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from services.learner.model.lora import BASE, digest_of_base
 from services.learner.weights.model_files import read_companions
-from shared.adapters import CONFIG, WEIGHTS
+from shared.adapters import BASE, CONFIG, WEIGHTS, base_of
 from shared.errors import UserError
-from shared.model_files import NO_CODE, find_model
+from shared.model_files import NO_CODE
 from shared.weights import MANIFEST, digest_in, verify
 
 
@@ -31,10 +29,7 @@ def merge(adapters: Path, out: Path) -> None:
         )
     if (adapters / MANIFEST).is_file():  # a copy may have been made without it
         verify(adapters, digest_in(adapters))
-    made_for = json.loads((adapters / BASE).read_text())
-    base = find_model(made_for["base"], BASE)
-    if digest_of_base(base) != made_for["digest"]:
-        raise UserError(f"the weights in {base} are not those beside which {adapters} was trained: put them back.")
+    base = base_of(adapters)
     dtype = transformers.AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False).dtype
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **NO_CODE)
     model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
