@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from numbers import Real
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from shared.messages import LARGEST
 from shared.rewards.workers import START_S, allow_seconds, pipes
@@ -113,7 +113,8 @@ def _read(result: Any) -> dict[str, Any]:
 def _parts(given: Mapping[Any, Any]) -> dict[str, float]:
     """The further keys with a number, whose names may stand in metrics."""
     named = {k: v for k, v in given.items() if isinstance(k, str) and PART.fullmatch(k) and isinstance(v, Real)}
-    return {k: float(v) for k, v in named.items() if k not in ("reward", "correct") and abs(v) <= LARGEST}
+    numbers = cast("dict[str, float]", named)
+    return {k: float(v) for k, v in numbers.items() if k not in ("reward", "correct") and abs(v) <= LARGEST}
 
 
 def _plain(value: Any) -> Any:
