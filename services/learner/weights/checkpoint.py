@@ -61,9 +61,14 @@ def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
         folder = checkpoints.folder(root, step)
         fault = _fault(folder)
         if not fault:
-            return folder, _load_state(folder / STATE)
+            return read(folder)
         log.warning("checkpoint %s is passed over: %s", folder, fault)
     return None
+
+
+def read(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """(folder, state) of a checkpoint that was found whole."""
+    return folder, _load_state(folder / STATE)
 
 
 def prune(root: Path, keep_last: int, keep_every: int) -> None:
