@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cli.chaos.aof import AppendOnlyFile
-from cli.chaos.log import Added, Fact, Removed, facts
+from cli.chaos.log import Added, Dropped, Fact, Put, Removed, facts
 from cli.chaos.rules import Rule
 from cli.chaos.rules.batches import BatchesObeyTheMethod
 from cli.chaos.rules.steps import TrainedOnce
@@ -63,8 +63,7 @@ def check(config: Config, log: Iterable[list[Fact]]) -> Verdict:
     ]
     dead, finished = 0, False
     for transaction in log:
-        # what was acknowledged is what caused the rest: commands are queued while it is applied
-        for fact in sorted(transaction, key=lambda fact: not isinstance(fact, Removed)):
+        for fact in sorted(transaction, key=_place):
             match fact:
                 case Added("events", _, {"kind": "finished", "step": int(step)}):
                     finished |= step >= config.run.steps
@@ -78,3 +77,11 @@ def check(config: Config, log: Iterable[list[Fact]]) -> Verdict:
     # a step whose word a dying server took with it is in the weights, and in no log
     short = config.run.steps - counts["steps"] - counts["steps_untold"]
     return Verdict([text for rule in rules for text in rule.broken], counts | {"dead_letters": dead}, finished, short)
+
+
+def _place(fact: Fact) -> int:
+    """In its transaction: what was acknowledged caused the rest, and messages rest on the tables as they are then.
+
+    The log has commands as they were queued, messages before the tables' changes.
+    """
+    return 0 if isinstance(fact, Removed) else 1 if isinstance(fact, Put | Dropped) else 2
