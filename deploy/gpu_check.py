@@ -7,18 +7,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from services.actor.engines.engine import CanaryRefused
 from shared.config import Config, load
 from shared.errors import UserError
 from shared.gpus import visible_gpus
+from shared.transports.broadcast import BUCKET, PATIENCE_S, Carrier, Round, RoundBroken, backend_for
+from shared.transports.chunks import files_in
 
 SWAPS, ROUNDS = 3, 3
 
@@ -181,6 +185,7 @@ async def check(config: Config, sizes: Sizes, say: Callable[[Line], None]) -> No
     trainer = replace(trainer, optimiser=None)  # its memory is what the next ones are given
     for kind, seconds, held in optimisers(trainer, groups):
         say(Line(f"step with {kind}", seconds, "s", f"{held:.1f} GiB at most on the GPU" if held else ""))
+    say(broadcast(config.weights_dir / publisher.notice.location, publisher.notice, trainer.model.device.type))
 
 
 async def swap(engine: Any, publisher: Any, config: Config, version: Any) -> float:
@@ -189,6 +194,29 @@ async def swap(engine: Any, publisher: Any, config: Config, version: Any) -> flo
     folder = config.weights_dir / publisher.notice.location
     await engine.verify(publisher.notice, folder)
     return await engine.swap(publisher.notice, folder)
+
+
+def broadcast(folder: Path, notice: Any, device: str) -> Line:
+    """A version from one carrier to another, as from learner to actor; the second time, when all is loaded."""
+    import torch
+
+    number = torch.cuda.device_count() if device == "cuda" else 1
+    carriers = [Carrier("cuda:0"), Carrier("cuda:1" if number > 1 else "cuda:0")]
+    files, folders, seconds = files_in(folder), [str(folder), str(folder.parent / "broadcast")], 0.0
+    try:
+        backend = backend_for([carrier.up().gpu for carrier in carriers])
+        for _ in range(2):
+            port = carriers[0].ask({"meet": "127.0.0.1"}, PATIENCE_S)["port"]
+            end = Round("127.0.0.1", port, 0, 2, backend, folder.name, notice.digest, files, BUCKET, PATIENCE_S)
+            with timed() as took, ThreadPoolExecutor(2) as pool:
+                done = list(pool.map(Carrier.take_part, carriers, [end, msgspec.structs.replace(end, rank=1)], folders))
+            assert done[1]["right"]
+            seconds = took()
+    finally:
+        for carrier in carriers:
+            carrier.kill()
+    note = f"{notice.size / 1e6 / seconds:,.0f} MB/s" + ("" if backend == "nccl" else "; NCCL needs two GPUs")
+    return Line(f"broadcast of a version, over {backend}", seconds, "s", note)
 
 
 async def sampled(engine: Any, model: Any, sizes: Sizes, seed: int = 0) -> list[Any]:
@@ -306,7 +334,7 @@ def main(words: list[str]) -> int:
             asyncio.run(
                 check(config, sizes, lambda line: print(json.dumps(vars(line)) if args.json else line, flush=True))
             )
-    except (UserError, CanaryRefused) as error:
+    except (UserError, CanaryRefused, RoundBroken) as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return 2
     return 0
