@@ -5,10 +5,12 @@
 Files of bfloat16 numbers, then the same after a step that moves each by 1e-6 or so, as training at that learning rate
 does. Timed is what follows on the files being written: sending, fetching, and the digest of the whole. The raw copy
 reads a file and writes another. What goes through Redis is also held against the least that this can cost: SET of each
-chunk of a file in memory, then GET of each. All digests must be those of the learner's folder.
+chunk of a file in memory, then GET of each. A broadcast is to one actor, by processes that are up. All digests must be
+those of the learner's folder.
 """
 
 import asyncio
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -21,12 +23,14 @@ from safetensors.torch import save_file
 from benchmarks.figure import Figure, run_alone, say
 from benchmarks.scratch import scratch_redis
 from services.actor.transports import Receiver
+from services.actor.transports.broadcast import BroadcastReceiver
 from services.actor.transports.folder import FolderReceiver
 from services.actor.transports.redis_chunks import RedisReceiver
 from services.actor.wire import Wire
 from services.learner.stop import Stop
 from services.learner.talk.outbox import Outbox
 from services.learner.weights.transports import Sender
+from services.learner.weights.transports.broadcast import BroadcastSender
 from services.learner.weights.transports.folder import FolderSender
 from services.learner.weights.transports.redis_chunks import RedisSender
 from shared import weights
@@ -70,7 +74,8 @@ async def _all(root: Path, versions: Versions) -> dict[str, float]:
     weights_dir = versions[1][1].parent
     taken = {"shared folder": await _timed(FolderSender(), FolderReceiver(weights_dir), versions[1])}
     with scratch_redis() as url, connect(url) as client:
-        wire = Wire(build({"run": {"name": "transports"}, "redis": {"url": url}}))
+        config = build({"run": {"name": "transports"}, "redis": {"url": url}, "weights": {"dir": str(weights_dir)}})
+        wire = Wire(config)
         taken[BARE] = _set_and_get(client, versions[1][1])
         for name, delta in THROUGH_REDIS.items():
             sender = RedisSender(Outbox(client, Keys("transports"), Stop()), Stop(), delta=delta)
@@ -81,6 +86,13 @@ async def _all(root: Path, versions: Versions) -> dict[str, float]:
         stored: Any = client.hgetall(key)
         differences = sum(len(data) for field, data in stored.items() if field.startswith(b"d"))
         say(f"the differences are {differences / versions[1][0].size:.3f} of the version")
+        client.sadd(wire.keys.actors, wire.name)
+        client.set(wire.keys.actor(wire.name), json.dumps({"host": "here", "state": "running", "version": None}))
+        broadcasts, broadcast = BroadcastSender(config, client), BroadcastReceiver(wire, root / "broadcast")
+        await _timed(broadcasts, broadcast, versions[0])
+        taken["broadcast over gloo"] = await _timed(broadcasts, broadcast, versions[1])
+        broadcast.close()
+        broadcasts.close()
         await wire.client.aclose()
     return taken
 
