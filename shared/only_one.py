@@ -32,7 +32,7 @@ SAY_S = LOOK_S = 1.0
 SILENT_S = 10.0
 ANSWER_S = 5.0
 LEAVE_S = 1.0
-_EXACT_S = 1.0  # the server counts whole seconds, and what was sent before the first look may arrive behind it
+_EXACT_S = 2.0  # the server counts whole seconds, and what was sent before the first look may arrive behind it
 
 
 class OnlyOne:
@@ -43,12 +43,13 @@ class OnlyOne:
         self._prefix = f"headrace:{config.run.name}:{role}:"
         self._name = f"{self._prefix}{socket.gethostname()}-{os.getpid()}"
         self._client = connect(config.redis.url, ANSWER_S)
-        self._looked: float | None = None
+        self._looked: float | None = None  # when the first look had its answer
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def try_begin(self) -> bool:
         """False where it is not known yet whether the other one lives, and may be asked again. UserError: it does."""
+        asked = time.monotonic()
         try:
             others = self._others()
         except NoPermissionError as error:
@@ -60,11 +61,10 @@ class OnlyOne:
             if not isinstance(error, AWAY):
                 raise
             return False
-        now = time.monotonic()
-        self._looked = self._looked or now
+        self._looked = self._looked or time.monotonic()
         for other in others:
             idle = float(other["idle"])
-            if idle + _EXACT_S < now - self._looked:
+            if idle + _EXACT_S < asked - self._looked:
                 who = other["name"].removeprefix(self._prefix)
                 raise UserError(
                     f"another {self._role} of run '{self._run}' is at work ({who}): stop that one first, or give this "
