@@ -185,17 +185,17 @@ def _notes(found: Mapping[str, Any]) -> list[Text]:
     env = found["settings"].get("env", {})
     if env.get("kind") == "search":
         notes.append(Text(f"In its environment {spoken(env['latency'])}.", "dim"))
-    wrong, out, incomplete = (
+    samples, wrong, out, incomplete = (
         sum(row[name] for row in found["sources"].values())
-        for name in ("counted_wrong_samples", "left_out_samples", "incomplete")
+        for name in ("samples", "counted_wrong_samples", "left_out_samples", "incomplete")
     )
     if wrong:
-        said = f"{wrong:,} samples ran out of time, or their answers could not be scored: they count as wrong."
+        said = f"Counted as wrong: {wrong:,} of {samples:,} samples, which ran out of time or could not be scored."
         notes.append(Text(said, "yellow"))
     if out:
         said = (
-            f"{out:,} samples of {incomplete:,} questions are left out: the environment did not answer, or the reward "
-            "function returned None. Such a question is in no metric that needs more samples than it has left."
+            f"Left out: {out:,} of {samples:,} samples, because the environment did not answer, or the reward function "
+            f"returned None. Their questions ({incomplete:,}) are in no metric that needs more samples than are left."
         )
         notes.append(Text(said, "yellow"))
     return notes

@@ -387,8 +387,8 @@ def test_what_the_model_is_to_blame_for_counts_as_wrong_and_is_said_to():
     assert "counts as wrong" in found["without_a_score"]
     with (console := Console(width=200)).capture() as said:
         print_report(found, console)
-    assert "2 samples ran out of time, or their answers could not be scored: they count as wrong." in said.get()
-    assert "1 samples of 1 questions are left out" in said.get()
+    assert "Counted as wrong: 2 of 6 samples, which ran out of time or could not be scored." in said.get()
+    assert "Left out: 1 of 6 samples" in said.get()
 
 
 def test_rewards_above_one_are_not_shown_as_more_than_everything():
