@@ -148,6 +148,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "services/actor/transports/broadcast.py:BroadcastReceiver._taking",
         "asyncio.to_thread(call)",
     ): "a carrier has START_S to start and a number of seconds by the size of the version",
+    ("services/learner/ranks/members.py:Ranks.add_up", "dist.all_reduce(gradient)"): "PATIENCE",
     ("services/learner/ranks/members.py:Ranks._reduced", "dist.all_reduce(value, how, group=self.group)"): "PATIENCE",
     ("services/learner/ranks/members.py:Ranks.all", "dist.all_gather(parts, own, group=self.group)"): "PATIENCE",
     (

@@ -89,7 +89,7 @@ async def actor(config: Config, tmp_path: Path, outbox) -> AsyncIterator[Actor]:
 async def test_all_who_want_a_version_get_it_in_one_round_and_late_ones_in_another(
     sender, actor, publish, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(sending, "GATHER_S", 60.0)
+    monkeypatch.setattr(sending, "GATHER_S", 250.0)
     caplog.set_level(logging.INFO)
     notice, folder = publish(0)
     one, other = actor("here"), actor("there")
@@ -125,7 +125,7 @@ async def test_all_who_want_a_version_get_it_in_one_round_and_late_ones_in_anoth
 async def test_an_actor_that_is_killed_in_the_middle_takes_neither_learner_nor_others_with_it(
     sender, actor, publish, tmp_path, redis_url, outbox, monkeypatch, caplog
 ):
-    monkeypatch.setattr(sending, "GATHER_S", 60.0)
+    monkeypatch.setattr(sending, "GATHER_S", 250.0)
     notice, folder = publish(0)
     (halt := folder.parent / "wait").touch()
     words = [sys.executable, "-c", RECEIVE, redis_url, str(tmp_path / "doomed"), encode(notice).hex()]
