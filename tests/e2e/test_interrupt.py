@@ -25,12 +25,12 @@ BATCH = 4
 START_S, STEP_S, RUN_S = 240, 120, 400  # generous: the machine may have others to serve
 
 
-def up(policy: Path, name: str, steps: int) -> list[str]:
+def up(policy: Path, name: str, steps: int, questions: int) -> list[str]:
     """The words of a small run with replay and a checkpoint every other step."""
     settings = overrides(
         run={"name": name, "root": ".", "steps": steps},
         rollout={"group_size": 4},
-        eval={"limit": 48, "every": 0},  # so many that a signal finds the first evaluation under way
+        eval={"limit": questions, "every": 0},
         actor={"count": 1, "engine": "torch"},
         replay={"port": 0, "select": 2, "capacity": 8},
         search={"port": 0},
@@ -43,9 +43,10 @@ def test_a_run_survives_ctrl_c_in_every_phase_and_the_death_of_its_command(
     start: Start, folder: Path, policy: Path
 ) -> None:
     run_dir, steps = folder / "stopped", 6
+    questions = 240  # so many that a signal finds the first evaluation under way
     logs = run_dir / "logs"
 
-    loading = start(*up(policy, "stopped", steps))
+    loading = start(*up(policy, "stopped", steps, questions))
     loading.wait_until(lambda: all(map(begun, heavy(logs))), "services that load their models", START_S)
     interrupt(loading)
     assert "learner" not in ready(run_dir)  # the actor may be quicker on an idle machine
@@ -126,8 +127,8 @@ def ready(run_dir: Path) -> list[str]:
 
 
 def test_a_run_survives_the_death_of_each_service(start: Start, folder: Path, policy: Path) -> None:
-    run_dir, steps = folder / "killed", 12
-    command = start(*up(policy, "killed", steps))
+    run_dir, steps = folder / "killed", 16
+    command = start(*up(policy, "killed", steps, questions=8))
     for name, after in (("replay", 1), ("env_search", 3), ("actor", 5), ("learner", 8)):
         command.wait_until(lambda after=after: trained(run_dir) >= after, f"step {after}", START_S)
         kill_and_see_it_come_back(command, name)
