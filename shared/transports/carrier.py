@@ -85,8 +85,9 @@ class Member:
         right = taken is not None and taken.is_right(round.digest)
         whole = torch.tensor([int(right)], device=device)
         dist.all_reduce(whole)
+        count = int(whole)  # waits for a GPU, which may be at it still, before the group is gone
         dist.destroy_process_group()
-        return {"whole": int(whole), "right": right, "disk": taken.disk if taken else ""}
+        return {"whole": count, "right": right, "disk": taken.disk if taken else ""}
 
 
 class Taken:
