@@ -65,7 +65,7 @@ class ReplayMetrics:
         self.buffer = gauge(p + "buffer_groups", "stored groups")
         self.fresh = gauge(p + "fresh_groups", "arrived groups that are not trained yet")
         self.running = gauge(p + "tasks_running", "tasks issued and not answered")
-        self.payload = gauge(p + "payload_bytes", "payloads in Redis")
+        self.payload = gauge(p + "payload_bytes", "payloads and l_ref in Redis")
         self.totals = Totals(p + "run_groups", "groups of the run so far, by what became of them", "what")
         self.dead_letters = Totals(p + "dead_letters", "entries ever refused by any service of the run")
         registry.register(self.totals)
