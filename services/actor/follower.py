@@ -134,11 +134,11 @@ class Follower:
             ) from None
         finally:
             self.loading = None
+        self._digest = notice.digest
         self.swaps += 1
         metrics.SWAP.observe(stall)
         metrics.VERSION.set(notice.version.number)
         seconds = time.time() - notice.published
-        self._digest = notice.digest
         log.info("weights %s in force, %.3f s after they were published (stall %.3f s)", notice.version, seconds, stall)
         async with self._swapped:
             self.refused = None
