@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.learner import losses, malloc, statistics
+from services.learner import losses, statistics
 from services.learner.clock import Clock
 from services.learner.groups.group import Group, Row
 from services.learner.losses.denominators import per_token
@@ -29,6 +29,7 @@ from services.learner.model.policy import device_of, is_packed, logprobs
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.statistics import Scores
 from services.learner.stop import Stop
+from shared import malloc
 from shared.errors import UserError
 from shared.messages import Record
 from shared.settings import Learner
@@ -130,8 +131,7 @@ def train_step(
             norm, totals.lr = trainer.optimiser.step(step)
             totals.norms.append(norm)
             records += _records(trainer, flat, measured, replayed)
-        if step % malloc.EVERY == 0:
-            malloc.give_back()
+        malloc.give_back(step)
     is_fresh = {g.id: g for g in fresh}
     place = {g.id: i for i, g in enumerate([*replay, *fresh])}  # what joins a group was trained beside it
     records.sort(key=lambda r: place[r.id])

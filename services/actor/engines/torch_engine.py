@@ -18,6 +18,7 @@ from services.actor.engines.canary import check_canary, tolerance
 from services.actor.engines.engine import EngineFailed, Generation, Sampling
 from services.actor.engines.torch_request import Request
 from services.actor.text import Codec
+from shared import malloc
 from shared.config import Config
 from shared.messages import WeightsNotice
 from shared.model_files import find_model
@@ -74,7 +75,9 @@ class TorchEngine:
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
         """Read and copy outside the thread, exchange inside."""
         state = await asyncio.to_thread(self._loaded[0].read, directory)
-        return await self._call(lambda: self._exchange(notice, state))
+        stall = await self._call(lambda: self._exchange(notice, state))
+        await asyncio.to_thread(malloc.give_back, notice.version.number)
+        return stall
 
     async def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
         """Between two decode steps."""

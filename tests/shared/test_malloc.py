@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from services.learner import malloc
+from shared import malloc
 
 MIB = 2**20
 
@@ -19,6 +19,13 @@ def test_what_freed_tensors_leave_between_those_in_use_is_given_back():
         freed = [torch.zeros(rng.randrange(10_000, 1_000_000)) for _ in range(40)]
         kept.append(torch.zeros(5_000))
         del freed
-    before = psutil.Process().memory_info().rss
-    malloc.give_back()
-    assert before - psutil.Process().memory_info().rss > 20 * MIB
+    before = resident()
+    malloc.give_back(malloc.EVERY + 1)
+    assert abs(before - resident()) < MIB
+    malloc.give_back(malloc.EVERY)
+    assert before - resident() > 20 * MIB
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return psutil.Process().memory_info().rss
