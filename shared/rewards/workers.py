@@ -91,7 +91,8 @@ class Worker:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
-                pipe.close()
+                with suppress(OSError):  # a question that it did not live to read is still to be written
+                    pipe.close()
 
     def _wait_until_up(self, patience_s: float) -> None:
         try:

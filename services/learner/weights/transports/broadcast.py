@@ -66,10 +66,13 @@ class BroadcastSender:
         while not self._closed.is_set():
             try:
                 asked = self._gathered()
-                for location in sorted({w.location for w in asked}, reverse=True):  # the newest first
-                    self._round(location, [w for w in asked if w.location == location])
+                for version in sorted({(w.location, w.digest) for w in asked}, reverse=True):  # the newest first
+                    self._round(*version, [w for w in asked if (w.location, w.digest) == version])
             except redis.RedisError as error:
                 log.debug("nobody can ask for weights: %s", error)  # the learner's own calls say so
+                self._closed.wait(RETRY_S)
+            except Exception:  # whatever it was, whoever asks again must find somebody
+                log.exception("a broadcast of weights failed")
                 self._closed.wait(RETRY_S)
 
     def _gathered(self) -> list[Wanted]:
@@ -90,11 +93,13 @@ class BroadcastSender:
             self._closed.wait(0 if came else LOOK_AGAIN_S)
         return list(asked.values())
 
-    def _round(self, location: str, asked: list[Wanted]) -> None:
+    def _round(self, location: str, digest: str, asked: list[Wanted]) -> None:
         folder = self._root / location
-        if not chunks.is_inside(location) or weights.digest_in(folder) != asked[0].digest:
+        if not chunks.is_inside(location) or weights.digest_in(folder) != digest:
             self._tell(asked, [b""] * len(asked))
             return
+        if not self._carrier.alive():  # it died between two rounds
+            self._renew()
         carrier, invited = self._carrier, False
         try:
             port = carrier.ask({"meet": self._address}, broadcast.PATIENCE_S)["port"]
@@ -105,7 +110,7 @@ class BroadcastSender:
                 world=len(asked) + 1,
                 backend=broadcast.backend_for([carrier.gpu, *(w.gpu for w in asked)]),
                 location=location,
-                digest=asked[0].digest,
+                digest=digest,
                 files=chunks.files_in(folder),
                 bucket=broadcast.BUCKET,
                 patience_s=broadcast.PATIENCE_S,
@@ -119,12 +124,15 @@ class BroadcastSender:
             log.warning("the broadcast of %s to %d actors was broken: %s", location, len(asked), error)
             if not invited:
                 self._tell(asked, [b""] * len(asked))
-            carrier.kill()
-            if not self._closed.is_set():
-                self._carrier = Carrier(self._device)
+            self._renew()
             return
         took = f"{time.monotonic() - began:.2f} s by {leader.backend}"
         log.info("the broadcast of %s came to %d of %d actors in %s", location, whole, len(asked), took)
+
+    def _renew(self) -> None:
+        self._carrier.kill()
+        if not self._closed.is_set():
+            self._carrier = Carrier(self._device)
 
     def _tell(self, asked: Iterable[Wanted], letters: Iterable[bytes]) -> None:
         with self._client.pipeline(transaction=True) as pipe:
