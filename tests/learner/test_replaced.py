@@ -52,6 +52,25 @@ def test_a_learner_that_is_replaced_while_it_writes_has_written_nothing(
     assert began == [1] and not client.xlen(KEYS.events)
 
 
+def test_a_connection_that_is_lost_while_it_looks_who_is_the_newest_is_waited_for(
+    redis_url: str, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(redis_url) as own:
+        box = Outbox(own, KEYS, Stop())
+        box.lineage = lineage.open_lineage(client, KEYS, -1)
+        cut = []
+
+        def look(*args: Any) -> None:
+            if not cut:
+                cut.append(client.client_kill_filter(_type="normal", skipme=True))
+            lineage.refuse_if_replaced(*args)
+
+        monkeypatch.setattr(outbox, "refuse_if_replaced", look)
+        with box.transaction("announce") as tx:
+            tx.event("warning", text="once")
+    assert cut == [1] and client.xlen(KEYS.events) == 1
+
+
 def test_what_is_taken_up_again_is_acknowledged_once(config: Config, client: Any, feed: Feed) -> None:
     loop = start(config)
     feed(batch(0))

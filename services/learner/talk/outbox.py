@@ -47,16 +47,16 @@ class Outbox:
         """What is checked holds while it is written: between the two no other life of the learner has begun."""
         while True:
             pipe.reset()
-            if self.lineage is not None:
-                pipe.watch(lives_key(self.keys))
-                refuse_if_replaced(pipe, self.keys, self.lineage)
-                pipe.multi()
-            pipe.command_stack = list(commands)
             try:
+                if self.lineage is not None:
+                    pipe.watch(lives_key(self.keys))
+                    refuse_if_replaced(pipe, self.keys, self.lineage)
+                    pipe.multi()
+                pipe.command_stack = list(commands)
                 pipe.execute()
                 return
             except redis.WatchError:
-                continue  # the next look finds who it was
+                continue  # the next look finds who it was, or that the connection was lost
 
     def warn(self, text: str) -> None:
         """Tell people at once."""
