@@ -7,6 +7,7 @@ Imports take most of the time, so ranks are forks of this process, each with the
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ from services.learner.ranks.keeping import save_checkpoint
 from services.learner.step import scan, train_step
 from services.learner.stop import Stop
 from services.learner.weights.publish import write_model
+from services.learner.weights.room import is_for_want_of_room
 from shared.config import build
 from shared.payload import decode_payload
 from tests.tiny_model import CONTEXT, VOCABULARY
@@ -79,7 +81,7 @@ def spoil_next_gradient(optimiser: Optimiser, *, here: bool) -> None:
 
 
 def save_in_vain(save: Callable[[], None], root: Path, step: int, *, leads: bool) -> None:
-    """Files lie where rank 0 wants to make a folder: of the optimiser's shards, then of the model."""
+    """Files lie where rank 0 wants to make a folder, of shards and of the model; then the shards have no room."""
     root.mkdir(parents=True, exist_ok=True)
     for name in (f".shards-step_{step}", f".step_{step}.{os.getpid()}"):
         if leads:
@@ -89,6 +91,16 @@ def save_in_vain(save: Callable[[], None], root: Path, step: int, *, leads: bool
             (root / name).unlink()
         else:
             save()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # what a write is then told is EFBIG
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    if leads:
+        with pytest.raises(Exception) as error:
+            save()
+        assert is_for_want_of_room(error.value, root)
+    else:
+        save()
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def train(plan: Plan) -> None:

@@ -165,7 +165,7 @@ def test_all_ranks_leave_out_an_update_that_one_of_them_spoils(trained: Any) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_checkpoint_is_read_by_any_number_of_ranks(trained: Any) -> None:
-    for name in ("2 then 1", "2 recomputing then 4", "1 then 2"):
+    for name in ("2 then 1", "1 then 2"):
         assert far(trained["1"][0], trained[name][0]) < 1e-6, name
 
 

@@ -1,9 +1,6 @@
 """A rank that does not lead: one order after the other, until it may leave."""
 
-from contextlib import suppress
-
 import msgspec
-from torch.distributed.checkpoint.api import CheckpointException
 
 from services.learner.assemble import assemble
 from services.learner.drift_noise import is_due
@@ -62,7 +59,6 @@ def follow(config: Config) -> None:
                 if trains_shards(model):  # otherwise rank 0 has all there is to write
                     publish.write_model(model, {}, config.weights_dir)
             case orders.Save():
-                with suppress(CheckpointException):  # rank 0 has it too, and says what follows
-                    save_checkpoint(config.checkpoints_dir, trainer, {}, order.step, order.lineage, order.cursor)
+                save_checkpoint(config.checkpoints_dir, trainer, {}, order.step, order.lineage, order.cursor)
             case orders.Leave():
                 return

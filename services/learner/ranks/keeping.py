@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from services.learner.assemble import trainer_state
 from services.learner.ranks.optimiser_shards import FOLDER, save_shards
 from services.learner.ranks.sharded import meeting_all, trains_shards
@@ -37,7 +39,12 @@ def save_checkpoint(
         if failed:
             raise failed
         return
-    save_shards(trainer.model, trainer.optimiser, shards, ranks)
+    try:
+        save_shards(trainer.model, trainer.optimiser, shards, ranks)
+    except CheckpointException as error:  # on every rank, whichever it was
+        if ranks.leads:
+            raise next(iter(error.failures.values()))[0] from None
+        return
 
     def write(folder: Path) -> None:
         write_model(trainer.model, companions, folder)
