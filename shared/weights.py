@@ -71,7 +71,8 @@ def verify(directory: Path, digest: str) -> None:
     """Raise UserError when the files are not the ones that were published."""
     if not directory.is_dir():
         raise UserError(
-            f"weights {directory} are not there: do learner and actors share the folder, or weights.transport 'redis'?"
+            f"weights {directory} are not there: where learner and actors do not share the folder, set "
+            "weights.transport to 'redis' or 'broadcast'."
         )
     found, _ = digest_of(directory)
     if found != digest:
