@@ -83,6 +83,10 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "asyncio.to_thread(self._loaded[0].read, directory)",
     ): "a swap has weights.swap_timeout_s",
     (
+        "services/actor/engines/torch_engine.py:TorchEngine.swap",
+        "asyncio.to_thread(malloc.give_back, notice.version.number)",
+    ): "a call of the C library, of a fraction of a second",
+    (
         "services/actor/engines/torch_engine.py:TorchEngine.generate",
         "await future",
     ): "watch_engine; and the group's deadline cancels it",
