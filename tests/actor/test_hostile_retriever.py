@@ -25,6 +25,8 @@ from shared.rewards.own import Asked
 from shared.versions import Version
 from tests.actor.scripted_engine import ScriptedEngine
 
+pytestmark = pytest.mark.slow
+
 Handler = Callable[[list[str], asyncio.StreamWriter], Awaitable[None]]
 HEAD = "HTTP/1.1 {} X\r\ncontent-length: {}\r\nconnection: close\r\n{}\r\n"
 

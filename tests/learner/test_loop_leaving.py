@@ -17,6 +17,8 @@ from shared.messages import (
 from shared.versions import Version
 from tests.learner.fed import CURSOR, Feed, batch, of_steps, pending, results, start, state_of, work_off
 
+pytestmark = pytest.mark.slow
+
 
 def stop_in_update(loop: Loop, number: int) -> None:
     """A signal that comes just after this update of the weights, the first is 0; `ask` would end this process."""

@@ -26,6 +26,8 @@ from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner
 from tests.replay.test_service import new_replay
 
+pytestmark = pytest.mark.slow
+
 Log = list[list[Fact]]
 CAPACITY, TAU = 10, 0.01
 
