@@ -58,6 +58,7 @@ def requests(n: int) -> list[tuple[list[int], Sampling]]:
     return out
 
 
+@pytest.mark.slow
 async def test_rows_that_join_and_leave_get_the_tokens_of_a_plain_loop(engine, model_dir):
     async def late(i: int, prompt: list[int], sampling: Sampling) -> Generation:
         await asyncio.sleep(0.003 * i)

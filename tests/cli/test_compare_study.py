@@ -127,6 +127,7 @@ def test_names_of_arms_become_names_of_folders():
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+@pytest.mark.slow
 def test_the_examples_are_studies_that_could_start(file, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["compare", str(file), "--dry-run"]) == 0

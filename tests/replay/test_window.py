@@ -150,6 +150,7 @@ async def test_a_header_lives_as_long_as_its_payload(make_config: Make):
     assert headers and headers == payloads
 
 
+@pytest.mark.slow
 async def test_nothing_can_be_written_and_nothing_foreign_can_run(make_config: Make):
     async with served(await _filled(make_config, groups=2)) as (_, http):
         for path in ("/", "/window/now", "/window/groups", "/groups/s00000001", "/groups/s00000001/payload"):
