@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 import redis
 
-from services.actor.engines.engine import Engine
+from services.actor.engines.engine import Engine, Generation, Sampling
 from services.actor.service import serve
 from shared.config import Config
 from shared.messages import TRAIN, GroupHeader, Task, WeightsNotice, decode, encode
@@ -33,6 +33,16 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+async def eight_under_way(engine: Engine) -> tuple[list[list[int]], list[asyncio.Task[Generation]]]:
+    """Eight prompts, and their long answers, of which eight tokens are there."""
+    prompts = [[3, 20 + i, 2, 4] for i in range(8)]
+    running = [asyncio.ensure_future(engine.generate(p, Sampling(1.0, 380, i))) for i, p in enumerate(prompts)]
+    before = engine.progress
+    while engine.progress < before + 8:
+        await asyncio.sleep(0.001)
+    return prompts, running
 
 
 def wait_for(what: str, look: Callable[[], T | None], seconds: float = WAIT_S) -> T:

@@ -25,6 +25,7 @@ from shared.redis_client import connect
 from shared.versions import Version
 from tests import tiny_model
 from tests.actor.conftest import canary_of
+from tests.actor.running import eight_under_way
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 STOP = ("</search>", "</answer>")
@@ -116,11 +117,7 @@ async def test_a_swap_during_eight_requests_loses_none_and_labels_every_token_ri
 ):
     await engine.swap(*publish(0, seed=0))
     notice, directory = publish(1, seed=1)
-    prompts = [[3, 20 + i, 2, 4] for i in range(8)]
-    running = [asyncio.ensure_future(engine.generate(p, Sampling(1.0, 380, i))) for i, p in enumerate(prompts)]
-    before = engine.progress
-    while engine.progress < before + 8:
-        await asyncio.sleep(0.001)
+    prompts, running = await eight_under_way(engine)
     stall = await engine.swap(notice, directory)
     got = await asyncio.gather(*running)
     assert stall < 5

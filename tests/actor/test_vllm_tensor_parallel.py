@@ -10,6 +10,7 @@ from services.actor.engines.engine import CanaryRefused, Sampling
 from services.actor.engines.vllm_engine import VllmEngine
 from shared.config import build
 from shared.versions import Version
+from tests.actor.running import eight_under_way
 from tests.actor.test_vllm_engine import gap
 
 pytestmark = [
@@ -37,11 +38,7 @@ async def engine(model_dir):
 async def test_weights_come_into_both_workers_while_requests_run(engine, model_dir, publish, full_logprobs):
     await engine.swap(*publish(0, seed=0))
     notice, directory = publish(1, seed=1)
-    prompts = [[3, 20 + i, 2, 4] for i in range(8)]
-    running = [asyncio.ensure_future(engine.generate(p, Sampling(1.0, 380, i))) for i, p in enumerate(prompts)]
-    before = engine.progress
-    while engine.progress < before + 8:
-        await asyncio.sleep(0.001)
+    prompts, running = await eight_under_way(engine)
     await engine.swap(notice, directory)
     where = {Version(0, 0): model_dir, Version(0, 1): directory}
     seen = set()
