@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ from shared.versions import Version
 PROMPT = np.arange(32, dtype=np.int32)
 
 
-class Actor:
+class Actor(ABC):
     """Keeps `slots` tasks under way."""
 
     def __init__(
@@ -68,9 +69,9 @@ class Actor:
                 for entry in entries:
                     tasks.create_task(self._answer(entry)).add_done_callback(lambda _: free.release())
 
+    @abstractmethod
     async def _answer(self, entry: streams.Entry) -> None:
         """Store a group that ends the task."""
-        raise NotImplementedError
 
     async def newest_version(self) -> Version | None:
         """Of the weights that were announced; None on a server that has lost the word of it."""
@@ -78,7 +79,7 @@ class Actor:
         return messages.decode(newest[0][1][streams.FIELD], WeightsNotice).version if newest else None
 
 
-class Learner:
+class Learner(ABC):
     """Takes up work as a learner does; what it finds of groups is up to `scan` and `train`."""
 
     def __init__(self, client: redis.asyncio.Redis, config: Config, checkpoint_every: int) -> None:
@@ -125,13 +126,13 @@ class Learner:
                 await self.inbox.ack(entry.id)
                 self.finished = True
 
+    @abstractmethod
     async def scan(self, scan: Scan) -> list[Record]:
         """A record of each of its groups."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def train(self, batch: Batch) -> list[Record]:
         """A record of each of its groups, replayed ones first."""
-        raise NotImplementedError
 
     def references(self, batch: Batch) -> dict[str, bytes]:
         """l_ref by group, of a batch just trained."""

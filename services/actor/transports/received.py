@@ -10,6 +10,7 @@ among the newest two and no live actor reports it.
 import asyncio
 import fcntl
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ _LOOK_AGAIN_S = 0.1
 _KEPT = 2  # the version that is new, and the one that is left
 
 
-class Received:
+class Received(ABC):
     """See `services.actor.transports.Receiver`; a transport says how a version comes."""
 
     def __init__(self, wire: Wire, root: Path) -> None:
@@ -47,12 +48,12 @@ class Received:
             ) from None
         return folder, there
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most hold nothing
         """Nothing is held between two versions."""
 
+    @abstractmethod
     async def _received(self, folder: Path, notice: WeightsNotice) -> bool:
         """Bring the version and name it `folder`; False where it cannot be had. OSError where it cannot be written."""
-        raise NotImplementedError
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
