@@ -5,7 +5,6 @@ then from HEADRACE_* variables and dotted overrides. [eval] gives what no option
 """
 
 import hashlib
-import importlib.util
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from cli.run import plan
 from cli.run.prompt_lengths import PromptTokens
 from shared.adapters import settings_of
 from shared.config import Config, load
+from shared.engine_choice import has_vllm
 from shared.errors import UserError
 from shared.evaluation.records import Job, Question
 from shared.prompts import QUESTION, Example
@@ -117,7 +117,7 @@ def _settings(request: Request, target: Target) -> Config:
             f"the suites are of the kind {task}, and {file} scores by reward.kind = '{config.reward.kind}': add "
             f"--task {task} to ask them in their own way."
         )
-    if config.actor.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+    if config.actor.engine == "vllm" and not has_vllm():
         raise UserError("actor.engine = 'vllm', and vLLM is not installed here: add --actor.engine torch.")
     return _placed(config, target, request.out)
 

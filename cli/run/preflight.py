@@ -1,6 +1,5 @@
 """What can be known to go wrong before anything is started, cheap checks first; each is one sentence for the user."""
 
-import importlib.util
 import json
 import shutil
 from itertools import islice
@@ -17,6 +16,7 @@ from services.env_search.manifest import read_manifest
 from services.replay.policies import get_policy
 from shared import checkpoints
 from shared.config import Config
+from shared.engine_choice import engine_of, has_vllm
 from shared.errors import UserError
 from shared.gpus import Gpu, trains_in_float32, visible_gpus
 from shared.model_files import find_model, parameters_of
@@ -90,7 +90,7 @@ class Preflight:
             )
 
     def _engine(self) -> None:
-        if self.config.actor.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        if self.config.actor.engine == "vllm" and not has_vllm():
             self._absent(
                 UserError(
                     "actor.engine = 'vllm', and vLLM is not installed here: install it (`headrace doctor` says how), "
@@ -177,8 +177,7 @@ class Preflight:
     def _crowded(self, gpus: list[Gpu], model_dir: Path | None) -> str | None:
         """Why learner and vLLM do not fit the GPU that they share, if they do not."""
         c = self.config
-        vllm = c.actor.engine == "vllm" or (c.actor.engine == "auto" and importlib.util.find_spec("vllm") is not None)
-        if len(gpus) != 1 or model_dir is None or c.learner.device == "cpu" or not vllm:
+        if len(gpus) != 1 or model_dir is None or c.learner.device == "cpu" or engine_of(c) != "vllm":
             return None
         own = 4 if c.model.dtype == "float32" else 2
         return one_gpu.refusal(c, gpus[0], parameters_of(model_dir), own)
