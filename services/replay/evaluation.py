@@ -2,7 +2,7 @@
 
 Round v asks under version v or newer. Round 0 is over before the first batch is sent, the last round starts after the
 last step, so these two see one version each; rounds between do not stop the training, and say which versions they saw.
-At most AT_ONCE questions are out at a time, so that a round of any length costs a wake-up no more than a short one.
+No more questions are out than the actors play at once: those that wait lie in front of the next step's training tasks.
 """
 
 from services.replay.records import Outcome
@@ -13,7 +13,7 @@ from shared.messages import EVAL, GroupHeader, Task
 from shared.prompts import PromptSource
 from shared.versions import Version
 
-AT_ONCE = 1024  # more than actors play at once
+AT_ONCE = 1024  # at most, so that a wake-up costs no more with many actors than with few
 
 
 def round_due(config: Config, step: int) -> bool:
@@ -36,8 +36,17 @@ def any_open(state: State) -> bool:
     return any(round_open(state, round) for round in state.counters.evals)
 
 
-def tasks_due(config: Config, state: State, tx: Transaction, held_out: PromptSource | None) -> list[Task]:
-    """Begin the round of the current step if it is due, and give what may go out of the rounds that have begun."""
+def at_once(config: Config, actors: int) -> int:
+    """How many questions so many actors play at once; one actor's where none is known yet."""
+    rollouts = config.actor.groups * config.rollout.group_size
+    return min(AT_ONCE, max(1, actors) * -(-rollouts // config.eval.samples))
+
+
+def tasks_due(config: Config, state: State, tx: Transaction, held_out: PromptSource | None, actors: int) -> list[Task]:
+    """Begin the round of the current step if it is due, and give what may go out of the rounds that have begun.
+
+    actors: that are alive.
+    """
     c = state.counters
     if held_out is None:
         return []
@@ -46,7 +55,8 @@ def tasks_due(config: Config, state: State, tx: Transaction, held_out: PromptSou
         c.evals_next[c.step] = 0
     if not c.evals_next:
         return []
-    room, asked = AT_ONCE - sum(task.kind == EVAL for task in state.tasks.values()), questions(config, held_out)
+    room = at_once(config, actors) - sum(task.kind == EVAL for task in state.tasks.values())
+    asked = questions(config, held_out)
     tasks: list[Task] = []
     for round, first in sorted(c.evals_next.items()):
         until = min(asked, first + room - len(tasks))

@@ -218,7 +218,8 @@ class Replay:
         c = state.counters
         if c.version is None or c.finished:
             return
-        transitions.issue_tasks(self.config, state, tx, self.policy, self.train, self.held_out)
+        transitions.issue_tasks(self.config, state, tx, self.policy, self.train)
+        transitions.issue_questions(self.config, state, tx, self.held_out, self._watch.actors.alive)
         if c.step >= self.config.run.steps:
             if not evaluation.any_open(state):
                 transitions.run_finished(state, tx)

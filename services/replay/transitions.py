@@ -40,18 +40,9 @@ from shared.prompts import PromptSource
 log = logging.getLogger("headrace.replay")
 
 
-def issue_tasks(
-    config: Config,
-    state: State,
-    tx: Transaction,
-    policy: Policy,
-    train: PromptSource,
-    held_out: PromptSource | None,
-) -> None:
-    """Start what is due: an evaluation first, then prompts that are asked again, then what admission allows."""
+def issue_tasks(config: Config, state: State, tx: Transaction, policy: Policy, train: PromptSource) -> None:
+    """Start the training tasks that are due: prompts that are asked again, then what admission allows."""
     c = state.counters
-    for task in evaluation.tasks_due(config, state, tx, held_out):
-        _send(tx, task)
     for task in again.start_round(config, state, tx, policy, train):
         _send(tx, task)
     untrained = sum(task.kind == TRAIN for task in state.tasks.values())
@@ -65,6 +56,12 @@ def issue_tasks(
     for _ in range(room):
         _send(tx, train_task(config, train, c.issued, attempt=0, min_version=c.step))
         c.issued += 1
+
+
+def issue_questions(config: Config, state: State, tx: Transaction, held_out: PromptSource | None, actors: int) -> None:
+    """Start what is due of evaluations, behind the training tasks that are due: a step waits for those alone."""
+    for task in evaluation.tasks_due(config, state, tx, held_out, actors):
+        _send(tx, task)
 
 
 def group_arrived(config: Config, state: State, tx: Transaction, policy: Policy, header: GroupHeader) -> None:

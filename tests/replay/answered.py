@@ -68,7 +68,7 @@ class Answered:
         while step < steps:
             pipe.reset()
             known = set(state.tasks)
-            transitions.issue_tasks(config, state, tx, policy, questions, None)
+            transitions.issue_tasks(config, state, tx, policy, questions)
             for task in [task for id, task in state.tasks.items() if id not in known]:
                 self.headers[task.id] = _answer(task, next(outcomes))
                 asked.append(task)

@@ -149,7 +149,7 @@ def test_a_failed_task_is_not_asked_again_when_no_step_would_take_its_group():
     state, pipe = run.state, redis.Redis().pipeline()  # connects to nothing
     tx, policy = Transaction(state, Keys("answered"), pipe), get_policy("bapo")
     state.counters.step = steps - 2
-    transitions.issue_tasks(config, state, tx, policy, Questions(QUESTIONS), None)
+    transitions.issue_tasks(config, state, tx, policy, Questions(QUESTIONS))
     [task] = [task for task in state.tasks.values() if task.kind == AGAIN]
 
     def fails(attempt: int) -> None:
@@ -172,7 +172,7 @@ def test_a_learner_that_is_ahead_voids_what_was_asked_again():
         assert seen.batch.fresh
     state, pipe = run.state, redis.Redis().pipeline()  # connects to nothing
     tx, policy = Transaction(state, Keys("answered"), pipe), get_policy("bapo")
-    transitions.issue_tasks(config, state, tx, policy, Questions(QUESTIONS), None)
+    transitions.issue_tasks(config, state, tx, policy, Questions(QUESTIONS))
     here, running = [task for task in state.tasks.values() if task.kind == AGAIN]
     header = header_for(here, random.Random(0), Version(0, here.min_version))
     false = [False] * (here.group_size - 1)

@@ -28,6 +28,7 @@ from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of, header_for
 
 GROUPS, STEP = 10_000, 40
+MANY = 1000  # actors
 HELD_UP_S = 0.05  # of CPU; the longest is a fifth of it
 
 
@@ -103,7 +104,8 @@ def test_a_round_of_any_length_has_a_bounded_number_of_questions_out(make_config
     tx, policy = Transaction(state, Keys("many"), pipe), get_policy("naive")
     asked: list[int] = []
     while not state.counters.evals_done:
-        transitions.issue_tasks(config, state, tx, policy, train, held_out)
+        transitions.issue_tasks(config, state, tx, policy, train)
+        transitions.issue_questions(config, state, tx, held_out, MANY)
         out = [task for task in state.tasks.values() if task.kind == EVAL]
         assert len(out) == min(AT_ONCE, len(held_out) - len(asked))
         assert evaluation.left(config, state, held_out) == len(held_out) - len(asked)
@@ -117,9 +119,9 @@ def test_a_round_of_any_length_has_a_bounded_number_of_questions_out(make_config
 def test_a_round_that_is_resumed_with_fewer_questions_ends(make_config):
     config, state = make_config(run={"steps": 2}), State(Counters(started=0.0))
     tx = Transaction(state, Keys("many"), redis.Redis().pipeline())
-    (first, *_) = evaluation.tasks_due(config, state, tx, Questions(AT_ONCE + 2))
+    (first, *_) = evaluation.tasks_due(config, state, tx, Questions(AT_ONCE + 2), MANY)
     assert state.counters.evals_next == {0: AT_ONCE} and first.number == 0
-    assert evaluation.tasks_due(config, state, tx, Questions(3)) == []
+    assert evaluation.tasks_due(config, state, tx, Questions(3), MANY) == []
     assert state.counters.evals_done == [0]
 
 
@@ -129,7 +131,7 @@ async def test_a_stream_of_many_tasks_is_looked_through_in_pages(make_config, re
     config = make_config(run={"steps": 2})
     async with client.pipeline(transaction=True) as pipe:
         tx = Transaction(state, keys, pipe)
-        for task in evaluation.tasks_due(config, state, tx, Questions(2 * PAGE + 3)):
+        for task in evaluation.tasks_due(config, state, tx, Questions(2 * PAGE + 3), MANY):
             transitions._send(tx, task)
         await pipe.execute()
     lost: Any = await client.xrange(keys.tasks, count=PAGE + 1)

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,7 +15,7 @@ from services.replay.state import Store
 from shared import events
 from shared.cancellation import stop
 from shared.config import Config, build
-from shared.messages import EVAL, Hello, Task, decode, encode
+from shared.messages import EVAL, TRAIN, Hello, Task, decode, encode
 from shared.streams import Entry, Inbox, Keys
 from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
@@ -182,6 +182,20 @@ async def test_evaluation_frames_the_run_and_its_rounds_are_complete(make_config
     assert evals[0]["version_max"] == [0, 0] and evals[12]["version_min"][1] == 12
     first_step = min(i for i, r in enumerate(records) if r["kind"] == "step")
     assert [r["kind"] for r in records].index("eval") < first_step, "the baseline is in before the first step"
+
+
+async def test_training_tasks_lie_before_an_evaluation_which_has_no_more_out_than_actors_play_at_once(make_config):
+    config = make_config(actor={"groups": 3}, eval={"samples": 2})
+    client, keys = client_of(config.redis.url), Keys(config.run.name)
+    running = [
+        asyncio.create_task(w.run()) for w in (new_replay(config, Questions(99)), PeerLearner(config.redis.url, config))
+    ]
+    async with asyncio.timeout(20):
+        while not await client.xlen(keys.tasks):
+            await asyncio.sleep(0.02)
+    await stop(*running)
+    kinds = [decode(fields[b"m"], Task).kind for _, fields in cast(Any, await client.xrange(keys.tasks))]
+    assert kinds == [TRAIN] * 8 + [EVAL] * 5, "max_lag 1: two steps; of 3 x 3 rollouts an evaluation has 2 a question"
 
 
 class SlowAtEvaluating(PeerActor):

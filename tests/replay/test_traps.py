@@ -56,9 +56,9 @@ def test_a_slow_answer_to_an_attempt_that_was_replaced_is_not_trained_beyond_max
         [id] = transitions.fresh_for_step(config, state) or []
         assert state.counters.step - tx.drop("fresh", id).header.version_min.number <= 1
         state.counters.step += 1
-        transitions.issue_tasks(config, state, tx, policy, Questions(9), None)
+        transitions.issue_tasks(config, state, tx, policy, Questions(9))
 
-    transitions.issue_tasks(config, state, tx, policy, Questions(9), None)
+    transitions.issue_tasks(config, state, tx, policy, Questions(9))
     first, slow = state.tasks.values()
     arrives(first, 0)
     train()
