@@ -1,6 +1,7 @@
 """A short form of `python -m tests.fuzz`: each target takes some inputs, refuses some, and fails on none."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import strategies as st
@@ -30,6 +31,22 @@ def test_what_breaks_or_hangs_is_found(check: Callable[[int], bool], found: type
     monkeypatch.setattr("tests.fuzz.harness.HANG_S", 0.05)
     with pytest.raises(found):
         drive(Target("planted", st.just(0), check), 3, seed=0)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_memory_that_is_kept_is_found_and_garbage_in_cycles_is_none(forgets: bool, monkeypatch):
+    monkeypatch.setattr("tests.fuzz.harness.MEMORY_MIB", 10)
+    kept: list[object] = []
+
+    def check(_: int) -> bool:
+        cycle: list[object] = [bytes(range(256)) * 2**12]  # a MiB
+        cycle.append(cycle)
+        if not forgets:
+            kept.append(cycle)
+        return True
+
+    with nullcontext() if forgets else pytest.raises(AssertionError, match="stayed behind 60 inputs"):
+        drive(Target("planted", st.integers(), check), 60, seed=0)
 
 
 def test_an_input_that_ends_in_time_is_no_hang():
