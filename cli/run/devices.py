@@ -20,8 +20,14 @@ def refusal(config: Config, gpus: int) -> str | None:
 
 
 def note(config: Config, gpus: int) -> str | None:
-    """That some of the actors would find no GPU; None where all do."""
+    """That some of the actors would find no GPU, or that GPUs would stand idle; None where neither is so."""
     ranks, actors, each = _wanted(config)
+    used = max(ranks, each if actors else 0)
+    if config.run.gpus == "share" and 0 < used < gpus:
+        return (
+            f"run.gpus = 'share': everybody takes the first {used} of {gpus} GPUs and nobody the others; 'auto' gives "
+            "each process its own."
+        )
     busy = (gpus - ranks) // each
     if not _leased(config, gpus) or actors <= busy:
         return None
@@ -29,6 +35,11 @@ def note(config: Config, gpus: int) -> str | None:
         f"actor.count = {actors}: {_these(gpus)}, which is enough for {busy} beside the learner (learner.ranks = "
         f"{ranks}, actor.tensor_parallel = {each}); the others wait for one that is free."
     )
+
+
+def are_shared(config: Config, gpus: int) -> bool:
+    """Whether learner and actors take the same GPU, the first."""
+    return gpus > 0 and config.learner.device != "cpu" and not _leased(config, gpus)
 
 
 def _wanted(config: Config) -> tuple[int, int, int]:

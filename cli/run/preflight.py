@@ -177,10 +177,18 @@ class Preflight:
     def _crowded(self, gpus: list[Gpu], model_dir: Path | None) -> str | None:
         """Why learner and vLLM do not fit the GPU that they share, if they do not."""
         c = self.config
-        if len(gpus) != 1 or model_dir is None or c.learner.device == "cpu" or engine_of(c) != "vllm":
+        if not devices.are_shared(c, len(gpus)) or model_dir is None or engine_of(c) != "vllm":
             return None
-        own = 4 if c.model.dtype == "float32" else 2
-        return one_gpu.refusal(c, gpus[0], parameters_of(model_dir), own)
+        fixed = (
+            find_model(c.model.kl_reference, "model.kl_reference") if c.learner.kl and c.model.kl_reference else None
+        )
+        model = one_gpu.Model(
+            parameters_of(model_dir),
+            own=4 if c.model.dtype == "float32" else 2,
+            reference=parameters_of(fixed) if fixed else 0,
+            architecture=json.loads((model_dir / "config.json").read_text()),
+        )
+        return one_gpu.refusal(c, gpus, model)
 
     def _ports(self) -> None:
         wanted = plan.ports_of(self.config)

@@ -58,6 +58,11 @@ def test_actors_that_will_find_no_gpu_are_told_of() -> None:
     assert str(note(config, 8)).startswith("actor.count = 4: this machine shows 8, which is enough for 3")
 
 
+def test_gpus_that_nobody_would_take_are_told_of() -> None:
+    assert "takes the first 1 of 2 GPUs" in str(note(config_of(gpus="share"), 2))
+    assert note(config_of(gpus="share", parallel=2), 2) is None
+
+
 def test_preflight_asks_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_GPUS", "GPU-a,GPU-b")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
