@@ -98,7 +98,7 @@ def learn(url: str, run: str, fetch: bool) -> None:
     if fetch:
         from services.learner.groups.reader import GroupReader
 
-        reader = GroupReader(client, keys, run, cache_bytes=0, vocabulary=1000, context=2**20)
+        reader = GroupReader(client, keys, run, cache_groups=0, cache_bytes=0, vocabulary=1000, context=2**20)
     inbox.create()
     say(client, keys, Hello(version=Version(0, 0)))
     while True:

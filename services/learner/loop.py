@@ -17,7 +17,7 @@ from typing import Any
 
 from services.learner import assemble, drift_noise, engine_gap, metrics
 from services.learner.executor import Alone, Executor
-from services.learner.groups.reader import GroupReader
+from services.learner.groups.reader import GroupReader, asked_again
 from services.learner.model.policy import context_of, device_of, vocabulary_of
 from services.learner.ranks.leader import WithRanks
 from services.learner.ranks.members import ALONE, Ranks
@@ -73,7 +73,8 @@ class Loop:
             self.client,
             self.keys,
             config.run.name,
-            config.learner.cache_bytes,
+            cache_groups=asked_again(config),
+            cache_bytes=config.learner.cache_bytes,
             vocabulary=vocabulary_of(model),
             context=context_of(model),
         )

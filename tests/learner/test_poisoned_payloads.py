@@ -56,9 +56,14 @@ def client(redis_url: str) -> Iterator[Any]:
         yield client
 
 
+def reader_of(client: Any, cache_bytes: int) -> GroupReader:
+    bounds = {"cache_groups": 1, "cache_bytes": cache_bytes}
+    return GroupReader(client, KEYS, RUN, **bounds, vocabulary=100, context=64)
+
+
 def test_the_payload_they_are_made_from_is_taken(client: Any) -> None:
     client.set(KEYS.payload("t1"), field("id", "t1")())
-    assert len(GroupReader(client, KEYS, RUN, 0, 100, 64).fetch(["t1"], reference=False).groups) == 1
+    assert len(reader_of(client, 0).fetch(["t1"], reference=False).groups) == 1
 
 
 @pytest.mark.parametrize("kind", POISON)
@@ -66,7 +71,7 @@ def test_a_poisoned_payload_is_refused_with_a_reason_and_costs_no_memory(client:
     make, reason = POISON[kind]
     client.set(KEYS.payload("t1"), make())
     before = psutil.Process().memory_info().rss
-    fetched = GroupReader(client, KEYS, RUN, 2**20, 100, 64).fetch(["t1"], reference=False)
+    fetched = reader_of(client, 2**20).fetch(["t1"], reference=False)
     assert not fetched.groups and reason in fetched.refused["t1"]
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
     letters = client.xrange(KEYS.dead)

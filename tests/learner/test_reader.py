@@ -23,9 +23,10 @@ def client(redis_url: str) -> Any:
 
 
 def reader_of(
-    client: Any, cache_bytes: int = 2**20, vocabulary: int = VOCABULARY, context: int = CONTEXT
+    client: Any, *, cache_groups: int = 100, cache_bytes: int = 2**20, vocabulary: int = VOCABULARY
 ) -> GroupReader:
-    return GroupReader(client, KEYS, "test", cache_bytes, vocabulary, context)
+    bounds = {"cache_groups": cache_groups, "cache_bytes": cache_bytes}
+    return GroupReader(client, KEYS, "test", **bounds, vocabulary=vocabulary, context=CONTEXT)
 
 
 def put(client: Any, payload: Any, reference: Any = None) -> int:
@@ -64,11 +65,12 @@ def test_a_payload_is_read_once_for_its_scan_and_its_batch(client: Any, make_pay
     assert reader.lap() == (0, 0)
 
 
-def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used(client: Any, make_payload: Any) -> None:
+@pytest.mark.parametrize("bound", ["bytes", "groups"])
+def test_the_cache_is_bounded_and_drops_the_least_recently_used(client: Any, make_payload: Any, bound: str) -> None:
     for i in range(3):
         put(client, make_payload(f"g{i}", 7))
     [group] = reader_of(client).fetch(["g0"], reference=False).groups
-    reader = reader_of(client, cache_bytes=2 * group.bytes)
+    reader = reader_of(client, cache_bytes=2 * group.bytes) if bound == "bytes" else reader_of(client, cache_groups=2)
     for id in ("g0", "g1", "g0", "g2"):  # g1 goes
         reader.fetch([id], reference=False)
     reader.lap()

@@ -1,7 +1,8 @@
 """Groups by id: read from Redis once, checked, kept while they may be asked for again.
 
 A group is usually scanned and then replayed in the same step; the cache (least recently used goes first, bounded in
-bytes) makes that one read of its payload. l_ref lies under a key of its own, written when the group is first trained.
+groups and in bytes) makes that one read of its payload. l_ref lies under a key of its own, written when the group is
+first trained.
 """
 
 from collections import OrderedDict
@@ -14,6 +15,7 @@ import torch
 
 from services.learner.groups.group import Group, group_from_payload
 from shared import streams
+from shared.config import Config
 from shared.messages import Malformed
 from shared.payload import decode_payload
 from shared.streams import Keys
@@ -29,12 +31,20 @@ class Fetched:
     refused: dict[str, str] = field(default_factory=dict)
 
 
+def asked_again(config: Config) -> int:
+    """Groups that can be asked for again: those that replay stores, and a step's own, which enter when it is done."""
+    return config.replay.capacity + config.learner.batch
+
+
 class GroupReader:
     """Reads count into `reads` and `bytes_read` (payloads only) until `lap`."""
 
-    def __init__(self, client: Any, keys: Keys, run: str, cache_bytes: int, vocabulary: int, context: int) -> None:
+    def __init__(
+        self, client: Any, keys: Keys, run: str, *, cache_groups: int, cache_bytes: int, vocabulary: int, context: int
+    ) -> None:
         self._client, self._keys, self._run = client, keys, run
-        self._room, self._vocabulary, self._context = cache_bytes, vocabulary, context
+        self._most, self._room = cache_groups, cache_bytes
+        self._vocabulary, self._context = vocabulary, context
         self._cache: OrderedDict[str, Group] = OrderedDict()
         self._held = 0
         self._reads = self._bytes = 0
@@ -111,7 +121,7 @@ class GroupReader:
     def _keep(self, group: Group) -> None:
         self._cache[group.id] = group
         self._held += group.bytes
-        while self._held > self._room:
+        while self._held > self._room or len(self._cache) > self._most:
             _, old = self._cache.popitem(last=False)
             self._held -= old.bytes
 

@@ -5,7 +5,7 @@ import msgspec
 from services.learner.assemble import assemble
 from services.learner.drift_noise import is_due
 from services.learner.groups.parts import use_parts
-from services.learner.groups.reader import Fetched, GroupReader
+from services.learner.groups.reader import Fetched, GroupReader, asked_again
 from services.learner.model.policy import context_of, pick_device, vocabulary_of
 from services.learner.ranks import orders
 from services.learner.ranks.keeping import save_checkpoint
@@ -30,7 +30,8 @@ def follow(config: Config) -> None:
         connect(config.redis.url),
         keys,
         config.run.name,
-        config.learner.cache_bytes // ranks.count,
+        cache_groups=asked_again(config),
+        cache_bytes=config.learner.cache_bytes // ranks.count,
         vocabulary=vocabulary_of(model),
         context=context_of(model),
     )
