@@ -30,7 +30,7 @@ class Listener:
         """What was recorded in earlier sessions is shown first. on_event: called with each new event."""
         self.view, self.recorder, self.over = view, recorder, asyncio.Event()
         self._keys, self._steps, self._on_event = Keys(config.run.name), config.run.steps, on_event
-        for record in recorder.records:
+        for record in recorder.records():
             self._show(record)
 
     async def follow(self, client: redis.asyncio.Redis) -> None:

@@ -25,13 +25,16 @@ class Recorder:
 
     def __init__(self, run_dir: Path) -> None:
         self.events_path, self.metrics_path = run_dir / EVENTS, run_dir / METRICS
-        self.records = read_records(self.events_path)
-        stored = [r[STREAM_ID] for r in self.records if STREAM_ID in r]
+        stored = [r[STREAM_ID] for r in self.records() if STREAM_ID in r]
         self.last_id: str = stored[-1] if stored else BEGINNING
         self._last_step = max((r["step"] for r in read_records(self.metrics_path)), default=-1)
         _end_with_newline(self.events_path)
         _end_with_newline(self.metrics_path)
         self._events = self.events_path.open("a")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Everything stored so far, of earlier sessions too; kept on disk alone, since a run may be long."""
+        return read_records(self.events_path)
 
     def add(self, id: bytes, record: dict[str, Any]) -> None:
         """Store an event of the stream."""
@@ -49,7 +52,6 @@ class Recorder:
         self._events.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
         self._events.write(json.dumps(record) + "\n")
         self._events.flush()
 

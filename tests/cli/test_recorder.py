@@ -52,7 +52,7 @@ def test_a_resumed_run_reads_on_behind_the_last_event(tmp_path: Path) -> None:
     recorder.close()
     again = Recorder(tmp_path)
     assert again.last_id == "17-3"
-    assert [r["kind"] for r in again.records] == ["session", "rollout", "memory"]
+    assert [r["kind"] for r in again.records()] == ["session", "rollout", "memory"]
     again.close()
 
 
