@@ -28,6 +28,7 @@ from shared.strangers import refuse_strangers
 REDIS_ANSWER_S = 3.0
 RUN_FOLDER_BYTES = 200 * 2**20  # logs, append-only file, events
 VERSIONS_KEPT = 4  # published versions on disk at once, at most, about
+VERSIONS_RECEIVED = 3  # of those in an actor's folder: in force, the one before, the one that comes
 VERSIONS_IN_REDIS = 3  # where they travel through it: the newest two, and the one that is sent
 MUCH_TO_SEND, NETWORK = 10**9, 1.25e9  # bytes; bytes a second
 PASSAGES_READ = 100
@@ -203,13 +204,15 @@ class Preflight:
         version, checkpoint = self._sizes(model_dir)
         kept = self.config.learner.keep_last + 1
         needed = VERSIONS_KEPT * version + kept * checkpoint + RUN_FOLDER_BYTES
-        folder = _existing(self.config.run_dir)
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise UserError(
-                f"{folder} has {_gib(free)} free, and the run needs about {_gib(needed)} ({VERSIONS_KEPT} published "
-                f"versions of {_gib(version)} and {kept} checkpoints of {_gib(checkpoint)}): free some or set run.root."
-            )
+        what = f"{VERSIONS_KEPT} published versions of {_gib(version)} and {kept} checkpoints of {_gib(checkpoint)}"
+        folder, received_in = _existing(self.config.run_dir), _existing(self.config.received_dir)
+        if version and self.config.actor.count and self.config.weights.transport != "folder":
+            received = f"{VERSIONS_RECEIVED} versions of {_gib(version)} that actors receive"
+            if folder.stat().st_dev == received_in.stat().st_dev:
+                needed, what = needed + VERSIONS_RECEIVED * version, f"{what}, and {received}"
+            else:
+                _refuse_no_room(received_in, VERSIONS_RECEIVED * version, received, "weights.received")
+        _refuse_no_room(folder, needed, what, "run.root")
 
     def _sizes(self, model_dir: Path | None) -> tuple[int, int]:
         """Bytes of a published version and of a checkpoint; adapters are small enough to be taken for nothing."""
@@ -298,6 +301,15 @@ def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
     return folder
+
+
+def _refuse_no_room(folder: Path, needed: int, what: str, setting: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"{folder} has {_gib(free)} free, and the run needs about {_gib(needed)} ({what}): free some or set "
+            f"{setting}."
+        )
 
 
 def _gib(size: float) -> str:

@@ -49,6 +49,29 @@ def test_a_checkpoint_takes_what_its_types_and_its_optimiser_take(
         it._disk(model)
 
 
+@pytest.mark.parametrize("transport", ["redis", "broadcast"])
+def test_what_actors_receive_needs_room_where_they_put_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    version = 4 * PARAMETERS
+    needed = 7 * version + 3 * 12 * PARAMETERS + RUN_FOLDER_BYTES
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, needed - 1))
+    travels = {"model": {"dtype": "float32"}, "weights": {"transport": transport}, "redis": {"url": "redis://h"}}
+    with pytest.raises(UserError, match=r"run needs about .*, and 3 versions of 1\.12 GiB that actors receive"):
+        preflight(model, **travels)._disk(model)
+    preflight(model, **travels | {"actor": {"count": 0}})._disk(model)
+    preflight(model, **travels | {"weights": {}})._disk(model)
+
+    memory = Path("/dev/shm/headrace")
+    free = {Path("/dev/shm"): 3 * version - 1}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(0, 0, free.get(folder, needed - 1)))
+    travels["weights"]["received"] = str(memory)
+    with pytest.raises(UserError, match=r"/dev/shm has .*needs about .* \(3 versions of .*or set weights\.received"):
+        preflight(model, **travels)._disk(model)
+    free[Path("/dev/shm")] += 1
+    preflight(model, **travels)._disk(model)
+
+
 def test_weights_through_redis_are_as_large_as_they_are_published(model: Path) -> None:
     redis = {"url": "redis://h", "max_memory_bytes": 3 * 4 * PARAMETERS}
     through = {"transport": "redis"}
