@@ -16,14 +16,14 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.messages import LARGEST
 from shared.rewards import Scored, score
-from shared.rewards.own import Asked, RewardFailed, score_own
+from shared.rewards.own import CALLS_AT_ONCE, Asked, RewardFailed, score_own
 
 log = logging.getLogger("headrace")
 UNSCORED = Scored(None, False)
 PARTS = 16  # of a reward, that travel
 LATE_S = 10.0  # after the deadline by which math-verify gives up by itself; what is not there then hangs
-# Of their own: they wait for the comparing processes, and a swap of weights must find a free thread meanwhile.
-_SCORERS = ThreadPoolExecutor(4, thread_name_prefix="score")
+# Of their own: they wait for the processes that score, and a swap of weights must find a free thread meanwhile.
+_SCORERS = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="score")
 
 
 async def score_rollouts(

@@ -18,7 +18,7 @@ from shared.prompts import QUESTION, Example
 from shared.rewards.score import Scored
 from shared.rewards.workers import NotAnswered, Pool, StartFailed, TooSlow, Worker
 
-WORKERS = 4  # calls at once
+CALLS_AT_ONCE = 4  # in an actor: as many processes, and threads that wait for them
 REFERENCE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
@@ -104,7 +104,7 @@ class _Worker(Worker):
 
 @functools.cache
 def _pool(reference: str) -> Pool[_Worker]:
-    pool = Pool(lambda: _Worker(reference), WORKERS)
+    pool = Pool(lambda: _Worker(reference), CALLS_AT_ONCE)
     atexit.register(pool.stop)
     return pool
 
