@@ -10,7 +10,7 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2Fo
 
 from services.learner.model import policy
 from services.learner.model.batching import flatten
-from services.learner.model.packing import can_pack, packing
+from services.learner.model.packing import can_pack, pack
 from services.learner.model.policy import is_packed, load_policy, logprobs, recompute_layers
 from services.learner.step import Totals, _accumulate, scan, train_step
 
@@ -114,7 +114,11 @@ def test_a_model_with_a_window_is_padded_and_says_so(tmp_path: Path, caplog: pyt
 def test_rows_that_are_packed_wrongly_are_noticed_when_the_model_is_loaded(
     dtype: torch.dtype, lengths: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(policy, "packing", lambda given, device: packing(given, device) | {"row_lengths": lengths})
+    def wrongly(*rows: Any, **settings: Any) -> Any:
+        inputs, starts, beside = pack(*rows, **settings)
+        return inputs, starts, beside | ({"row_lengths": lengths} if len(starts) == 4 else {})
+
+    monkeypatch.setattr(policy, "pack", wrongly)
     right = lengths == [8, 6, 6, 3]
     with caplog.at_level(logging.WARNING, "headrace"):
         model = load_policy(ATLAS, dtype, CPU)

@@ -5,25 +5,54 @@
 Everything in a layer but the attention looks at one token at a time; the attention is told where each row begins. It
 is registered with transformers under `PACKED` and takes the lengths beside the tokens; without them it is plain causal
 attention. On a GPU in bf16 it is flash attention with variable lengths; elsewhere each run of rows of the same length
-is one call, which is cheap because micro-batches are sorted by length.
+is one call, which is cheap because micro-batches are sorted by length. Rows that share a prompt may come before the
+others, in blocks (`prefixes.py`).
 """
 
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from services.learner.groups.group import Row
+from services.learner.model.prefixes import Block, attend, block, families
+
 PACKED = "headrace_packed"
 
 
-def packing(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """What a transformers model is given beside `input_ids` of shape [1, sum of lengths]."""
-    positions = torch.cat([torch.arange(n) for n in lengths])
-    return {"position_ids": positions[None].to(device), "row_lengths": list(lengths)}
+def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> tuple[Tensor, NDArray[np.int64], dict[str, Any]]:
+    """What a transformers model reads, int64[1, N], and what it is given beside that.
+
+    Also where in it each row would begin, int64[rows], so that its token at p is at the row's beginning + p, for all
+    tokens from the last one before the first that is trained. `share`: rows may share their prompts.
+    """
+    shared = families(rows) if share else {}
+    pieces: list[tuple[int, int, int]] = []  # (row, from, to); a row's own comes after the prompt it may stand for
+    for length, members in shared.items():
+        pieces += [(family[0], 0, length) for family in members]
+        pieces += [(i, length, rows[i].inputs) for family in members for i in family]
+    sharing = {i for members in shared.values() for family in members for i in family}
+    alone = [i for i in range(len(rows)) if i not in sharing]
+    pieces += [(i, 0, rows[i].inputs) for i in alone]
+    starts = np.zeros(len(rows), np.int64)
+    at = 0
+    for i, first, end in pieces:
+        starts[i] = at - first
+        at += end - first
+    inputs = np.concatenate([rows[i].tokens[first:end] for i, first, end in pieces])
+    positions = np.concatenate([np.arange(first, end) for _, first, end in pieces])
+    beside = {
+        "position_ids": torch.from_numpy(positions)[None].to(device),
+        "row_lengths": [rows[i].inputs for i in alone],
+        "blocks": [block(rows, length, members, device) for length, members in shared.items()],
+    }
+    return torch.from_numpy(inputs)[None], starts, beside
 
 
 def can_pack(config: Any) -> bool:
@@ -42,12 +71,22 @@ def attention(
     attention_mask: Tensor | None,
     row_lengths: Sequence[int] | None = None,
     scaling: float | None = None,
+    blocks: Sequence[Block] = (),
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each row, to [1, N, heads, d].
 
     query: [1, heads, N, d]; key and value: the same, or with fewer heads that several query heads share.
     """
+    if blocks:
+        sizes = [b.tokens for b in blocks]
+        sizes.append(query.shape[2] - sum(sizes))
+        parts = list(zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True))
+        out = [attend(module, q[0], k[0], v[0], b, scaling) for (q, k, v), b in zip(parts, blocks, strict=False)]
+        if row_lengths:
+            q, k, v = parts[-1]
+            out.append(attention(module, q, k, v, attention_mask, row_lengths, scaling)[0][0])
+        return torch.cat(out)[None], None
     if row_lengths is None or len(row_lengths) == 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
