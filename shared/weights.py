@@ -23,6 +23,16 @@ _CHUNK = 2**20
 _THREADS = 4  # by which a digest takes no longer than reading the files does
 _LARGE = 2**26  # from here on; of small files it takes longer to start threads
 
+Take = Callable[[blake3, Path], None]
+
+
+def update_from(hasher: blake3, file: Path) -> None:
+    """Add a file's content. It is read, not mapped: a map of a file that a shared folder has lost ends the process."""
+    buffer = memoryview(bytearray(_CHUNK))
+    with file.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            hasher.update(buffer[:count])
+
 
 def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tuple[Path, str, int]:
     """Have `write(directory)` fill a fresh directory, then name it. Returns (path, digest, bytes).
@@ -47,34 +57,29 @@ def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tupl
     return final, digest, size
 
 
-def digest_of(directory: Path) -> tuple[str, int]:
-    """(BLAKE3 of every file but the manifest, by name order, folders within included; their total bytes)."""
+def digest_of(directory: Path, take: Take = update_from) -> tuple[str, int]:
+    """(BLAKE3 of every file but the manifest, by name order, folders within included; their total bytes).
+
+    `take` adds a file's content, and may keep what it reads.
+    """
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     files = {path: path.stat().st_size for path in paths if path.relative_to(directory).as_posix() != MANIFEST}
     total = sum(files.values())
     hasher = blake3(max_threads=_THREADS if total > _LARGE else 1)
     for path, size in files.items():
         hasher.update(f"{path.relative_to(directory).as_posix()}\0{size}\0".encode())
-        update_from(hasher, path)
+        take(hasher, path)
     return hasher.hexdigest(), total
 
 
-def update_from(hasher: blake3, file: Path) -> None:
-    """Add a file's content. It is read, not mapped: a map of a file that a shared folder has lost ends the process."""
-    buffer = memoryview(bytearray(_CHUNK))
-    with file.open("rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            hasher.update(buffer[:count])
-
-
-def verify(directory: Path, digest: str) -> None:
-    """Raise UserError when the files are not the ones that were published."""
+def verify(directory: Path, digest: str, take: Take = update_from) -> None:
+    """Raise UserError when the files are not the ones that were published. `take`: as in `digest_of`."""
     if not directory.is_dir():
         raise UserError(
             f"weights {directory} are not there: where learner and actors do not share the folder, set "
             "weights.transport to 'redis' or 'broadcast'."
         )
-    found, _ = digest_of(directory)
+    found, _ = digest_of(directory, take)
     if found != digest:
         raise UserError(
             f"weights {directory} have digest {found}, announced was {digest}: the files are damaged or replaced."

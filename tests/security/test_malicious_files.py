@@ -82,7 +82,7 @@ def test_weights_that_are_a_pickle_are_refused(folder: Path, mark: Path, loader:
 def test_published_weights_that_are_a_pickle_are_refused(folder: Path, mark: Path, tmp_path: Path):
     model = TorchModel(tiny_model.write_model(tmp_path / "loaded", seed=0), "cpu", torch.float32)
     with pytest.raises(CanaryRefused, match="no safetensors"):
-        model.read(folder)
+        model.read(folder, digest_of(folder)[0])
     assert not mark.exists()
 
 

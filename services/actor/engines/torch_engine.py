@@ -48,6 +48,7 @@ class TorchEngine:
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
         self._model: TorchModel | None = None
         self._batch: Batch | None = None
+        self._verified: tuple[str, dict[str, torch.Tensor]] | None = None  # a digest, and the tensors of its files
         self._failure: str = ""
         self._futures: set[asyncio.Future[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -69,12 +70,17 @@ class TorchEngine:
             row.cancelled = not future.done() or future.cancelled()
 
     async def verify(self, notice: WeightsNotice, directory: Path) -> None:
-        """By the announced digest."""
-        await engine.verify_files(notice, directory)
+        """By the announced digest, outside of the thread; what was read is kept for the swap."""
+        self._verified = None
+        state = await asyncio.to_thread(self._loaded[0].read, directory, notice.digest)
+        self._verified = notice.digest, state
 
     async def swap(self, notice: WeightsNotice, directory: Path) -> float:
-        """Read and copy outside the thread, exchange inside."""
-        state = await asyncio.to_thread(self._loaded[0].read, directory)
+        """Exchange what was verified, in the thread."""
+        if self._verified is None or self._verified[0] != notice.digest:
+            await self.verify(notice, directory)
+        assert self._verified is not None
+        (_, state), self._verified = self._verified, None
         stall = await self._call(lambda: self._exchange(notice, state))
         await asyncio.to_thread(malloc.give_back, notice.version.number)
         return stall

@@ -4,21 +4,24 @@ Everything here runs in the engine's thread.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.actor.engines.engine import CanaryRefused
 from services.actor.engines.torch_attention import NAME as GROUPED
 from services.actor.engines.torch_cache import SlotCache
+from services.actor.engines.weight_files import read_verified
 from shared.adapters import add_adapters, has_adapters, parameters_of
 from shared.errors import UserError
 from shared.logits import float32_logits
 from shared.model_files import NO_CODE
 from shared.settings import Learner
+
+_LOGITS_AT_ONCE = 2**25  # places x vocabulary, of what is scored in one forward: 128 MiB
 
 
 class TorchModel:
@@ -63,21 +66,25 @@ class TorchModel:
 
     def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
         """Log-probabilities at temperature 1 of tokens[start:] of each sequence; a start of 0 is taken as 1."""
-        out: list[list[float]] = []
-        for sequence, start in zip(sequences, starts, strict=True):
-            ids = torch.tensor([list(sequence)], device=self.device)
-            chosen = ids[0, max(start, 1) :]
-            where = torch.arange(max(start, 1) - 1, ids.shape[1] - 1, device=self.device)
-            logits = self._logits({"input_ids": ids[:, :-1], "use_cache": False}, torch.zeros_like(where), where)
-            out.append(logits.log_softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist())
+        vocabulary, out = self.model.get_input_embeddings().weight.shape[0], []
+        for length, alike in groupby(zip(sequences, starts, strict=True), key=lambda pair: len(pair[0])):
+            run, together = list(alike), max(1, _LOGITS_AT_ONCE // (vocabulary * max(length, 1)))
+            for at in range(0, len(run), together):
+                out += self._scored(*zip(*run[at : at + together], strict=True))
         return out
 
-    def read(self, directory: Path) -> dict[str, torch.Tensor]:
-        """The tensors of a published directory, copied to the device and into the model's types: a file that is
-        damaged later does not reach the model. Outside of the engine's thread. Raises CanaryRefused where names or
-        shapes are not this model's, and where files cannot be read.
+    def read(self, directory: Path, digest: str) -> dict[str, torch.Tensor]:
+        """The tensors of a published directory, on the device and of the model's types: a file that is damaged later
+        does not reach the model. Outside of the engine's thread. Raises CanaryRefused where the files are not those of
+        `digest`, and where names or shapes are not this model's.
         """
-        state, ours = _read(directory), self._exchanged()
+        ours = self._exchanged()
+
+        def place(name: str, value: torch.Tensor) -> torch.Tensor:
+            return value.to(self.device, ours[name].dtype) if name in ours else value
+
+        with torch.inference_mode():  # as those were made that they take the place of
+            state = read_verified(directory, digest, place)
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
         missing, strange = set(ours) - set(state) - tied, set(state) - set(ours)
         if missing or strange:
@@ -85,8 +92,7 @@ class TorchModel:
         for name, value in state.items():
             if value.shape != ours[name].shape:
                 raise CanaryRefused(f"{name} has shape {tuple(value.shape)}, the model's is {tuple(ours[name].shape)}")
-        with torch.inference_mode():  # as those were made that they take the place of
-            return {name: value.to(self.device, ours[name].dtype, copy=True) for name, value in state.items()}
+        return state
 
     def exchange(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Compute with these tensors, which nothing copies; returns those they take the place of."""
@@ -98,6 +104,15 @@ class TorchModel:
 
     def _exchanged(self) -> dict[str, torch.Tensor]:
         return parameters_of(self.model) if has_adapters(self.model) else self.model.state_dict(keep_vars=True)
+
+    def _scored(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
+        """Of sequences of one length, in one forward: another length would be another kernel, as padding would."""
+        ids = torch.tensor(list(map(list, sequences)), device=self.device)
+        places = torch.arange(ids.shape[1] - 1, device=self.device)
+        rows, before = (places >= torch.tensor(starts, device=self.device)[:, None] - 1).nonzero(as_tuple=True)
+        logits = self._logits({"input_ids": ids[:, :-1], "use_cache": False}, rows, before)
+        scores = logits.log_softmax(-1).gather(-1, ids[rows, before + 1, None])[:, 0]
+        return [scores[rows == row].tolist() for row in range(len(ids))]
 
     def _logits(self, inputs: dict[str, Any], rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Float32 at the places (rows, last), [places, V]: as the learner's, not rounded to the model's type."""
@@ -113,15 +128,3 @@ class TorchModel:
             full = self.model(input_ids=ids, use_cache=False).logits
             hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             return torch.allclose(self.model.get_output_embeddings()(hidden), full, atol=1e-5)
-
-
-def _read(directory: Path) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = {}
-    try:
-        for file in sorted(directory.glob("*.safetensors")):
-            state |= load_file(file)
-    except Exception as error:  # noqa: BLE001  safetensors raises its own type for damaged files, and OSError
-        raise CanaryRefused(f"{directory}: {type(error).__name__}: {error}") from None
-    if not state:
-        raise CanaryRefused(f"{directory} holds no safetensors file")
-    return state

@@ -27,6 +27,7 @@ from shared.versions import Version
 NOTICES_KEPT = 16
 ALWAYS_KEPT = 2  # the newest version, and the one that actors are just leaving
 _FIRST_CANARY_TOKENS = 32
+_CANARY_TOKENS_AT_ONCE = 2048  # in one forward, which takes a large model as long as one sequence does
 
 
 def write_model(model: Any, companions: Mapping[str, bytes], folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -68,12 +69,17 @@ def publish(
 
 def canary_of(model: Any, sequences: Iterable[Sequence[int]]) -> list[CanarySequence]:
     """Score token sequences (each of at least two) under the model as it stands."""
+    every = [Row(np.asarray(tokens, np.int64), np.arange(1, len(tokens)), 0) for tokens in sequences]
+    together = max(1, _CANARY_TOKENS_AT_ONCE // max((row.inputs for row in every), default=1))
     out = []
-    for tokens in sequences:
-        ids = np.asarray(tokens, np.int64)
+    for at in range(0, len(every), together):
+        rows = every[at : at + together]
         with torch.no_grad():
-            scores = logprobs(model, [Row(ids, np.arange(1, len(ids)), 0)], temperature=1.0)
-        out.append(CanarySequence(tokens=ids.tolist(), start=1, logprobs=scores.cpu().tolist()))
+            scores = logprobs(model, rows, temperature=1.0).cpu().split([row.inputs for row in rows])
+        out += [
+            CanarySequence(tokens=row.tokens.tolist(), start=1, logprobs=own.tolist())
+            for row, own in zip(rows, scores, strict=True)
+        ]
     return out
 
 
