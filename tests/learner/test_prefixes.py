@@ -1,5 +1,6 @@
 """Rollouts of one prompt read it once, and give what each gives alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from services.learner.groups.group import Row
 from services.learner.model import prefixes
+from services.learner.model.batching import micro_batches
 from services.learner.model.policy import is_packed, load_policy, logprobs, recompute_layers
 from services.learner.model.prefixes import families
 
@@ -92,3 +94,12 @@ def test_a_prompt_that_is_shared_wrongly_is_noticed_when_the_model_is_loaded(
     model = load_policy(folder, torch.float32, CPU)
     assert not is_packed(model)
     assert "have other log-probabilities" in caplog.text
+
+
+def test_rows_that_can_share_a_prompt_follow_the_longest_of_them() -> None:
+    rows = [replace(row, start=i) for i, row in enumerate(rows_of([(30, [9, 5, 20]), (40, [8, 2]), (1, [45, 37])]))]
+    (cut,) = micro_batches(rows, 1000, packed=True)
+    assert [row.inputs for row in cut] == [49, 38, 34, 47, 41, 45, 37]
+    assert list(micro_batches(rows[::-1], 1000, packed=True)) == [cut]
+    (padded,) = micro_batches(rows, 1000, packed=False)
+    assert [row.inputs for row in padded] == [49, 47, 45, 41, 38, 37, 34]

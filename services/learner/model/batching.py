@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from services.learner.groups.group import Group, Row
+from services.learner.model.prefixes import families
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,13 @@ def mini_batches(groups: Sequence[J], size: int) -> list[list[J]]:
 def micro_batches(rows: Sequence[Row], budget: int, *, packed: bool) -> Iterator[list[Row]]:
     """Rows sorted by length, longest first, cut so that what the model reads stays within `budget` tokens.
 
-    Packed rows cost what they are long. Others are padded to the longest beside them; neighbours in length share a
-    micro-batch, so padding is little. A row above the budget is one of its own.
+    Packed rows cost what they are long, and those that can share a prompt follow the longest of them. Others are padded
+    to the longest beside them; neighbours in length share a micro-batch, so padding is little. A row above the budget
+    is one of its own.
     """
     batch: list[Row] = []
     held = 0
-    for row in sorted(rows, key=lambda r: (-r.inputs, r.start)):
+    for row in _in_order(rows, packed=packed):
         cost = row.inputs if packed or not batch else batch[0].inputs
         if batch and held + cost > budget:
             yield batch
@@ -112,6 +114,16 @@ def micro_batches(rows: Sequence[Row], budget: int, *, packed: bool) -> Iterator
         held += cost
     if batch:
         yield batch
+
+
+def _in_order(rows: Sequence[Row], *, packed: bool) -> list[Row]:
+    order = sorted(rows, key=lambda r: (-r.inputs, r.start))
+    place = list(range(len(order)))
+    for members in families(order).values() if packed else ():
+        for family in members:
+            for i in family:
+                place[i] = family[0]
+    return [order[i] for i in sorted(range(len(order)), key=lambda i: (place[i], i))]
 
 
 def flat_index(rows: Sequence[Row]) -> Tensor:
