@@ -111,7 +111,7 @@ def decode_payload(data: bytes, run: str) -> Payload:
         raise Malformed(f"payload {w.id}: lengths do not add up to its {len(tokens)} tokens")
     if len(w.mask) != (len(tokens) + 7) // 8:
         raise Malformed(f"payload {w.id}: {len(w.mask)} mask bytes for {len(tokens)} tokens")
-    mask = np.unpackbits(np.frombuffer(w.mask, np.uint8), count=len(tokens)).astype(bool)
+    mask = np.unpackbits(np.frombuffer(w.mask, np.uint8), count=len(tokens)).view(np.bool_)
     p = Payload(
         id=w.id,
         run=w.run,
@@ -146,7 +146,7 @@ def _floats(data: bytes, group: str) -> NDArray[np.float32]:
 
 
 def _check(p: Payload) -> None:
-    trained = int(p.mask.sum())
+    trained = int(np.count_nonzero(p.mask))
     if trained == 0:
         raise Malformed(f"payload {p.id}: no token to train on")
     if len(p.prompt) == 0:

@@ -39,6 +39,7 @@ from shared.streams import ACTORS, LEARNER, REPLAY, Entry, Inbox, Keys
 
 log = logging.getLogger("headrace.replay")
 READ_COUNT = 256
+GATHER_S = 0.005  # groups that come within it are filed together: a transaction costs as much as ten more groups in it
 RETRY_S = 0.5
 RECLAIM_MS = 3000  # what a replay process that was replaced read in its last moment
 RECLAIM_FOR_S = 12.0
@@ -121,8 +122,8 @@ class Replay:
         arrived: asyncio.Queue[list[Entry]] = asyncio.Queue(maxsize=4)
         self._watch = watch = Watch(self.client, self.keys)
         async with asyncio.TaskGroup() as tasks:
-            for inbox in inboxes:
-                tasks.create_task(_forward(inbox, arrived))
+            for inbox, gather_s in zip(inboxes, (GATHER_S, 0.0), strict=True):
+                tasks.create_task(_forward(inbox, arrived, gather_s))
             tasks.create_task(self._look(state, watch, arrived))
             entries: list[Entry] = []
             asked = False
@@ -248,7 +249,8 @@ class Replay:
         return f"{self._life}-{self._scans}"
 
 
-async def _forward(inbox: Inbox, queue: asyncio.Queue[list[Entry]]) -> None:
+async def _forward(inbox: Inbox, queue: asyncio.Queue[list[Entry]], gather_s: float) -> None:
+    """The first entry after a quiet time goes on at once, those of the next `gather_s` seconds together behind it."""
     until = time.monotonic() + RECLAIM_FOR_S
     while True:
         if inbox.reclaim_ms and time.monotonic() > until:
@@ -257,3 +259,5 @@ async def _forward(inbox: Inbox, queue: asyncio.Queue[list[Entry]]) -> None:
         raise_if_cancelled()  # before a queue that nobody may be emptying any more
         if entries:
             await queue.put(entries)
+            if len(entries) < READ_COUNT:
+                await asyncio.sleep(gather_s)

@@ -45,8 +45,8 @@ def issue_tasks(config: Config, state: State, tx: Transaction, policy: Policy, t
     c = state.counters
     for task in again.start_round(config, state, tx, policy, train):
         _send(tx, task)
-    untrained = sum(task.kind == TRAIN for task in state.tasks.values())
-    untrained += sum(group.header.kind == TRAIN for group in state.fresh.values())
+    untrained = [task.kind for task in state.tasks.values()].count(TRAIN)
+    untrained += [group.header.kind for group in state.fresh.values()].count(TRAIN)
     full = state.payload_bytes > config.replay.max_bytes
     if full and not c.memory_full:
         tx.event("warning", service="replay", text=_memory_full(config, state))
@@ -133,6 +133,8 @@ def gate_of(config: Config, state: State) -> Gate:
 
 def fresh_for_step(config: Config, state: State) -> list[str] | None:
     """The fresh groups the next step takes, or None while it must wait."""
+    if len(state.fresh) < config.learner.batch:
+        return None  # the usual case, asked with every group
     arrived = [Fresh(g.due, g.header.number, id) for id, g in state.fresh.items() if g.header.kind == TRAIN]
     running = [t.min_version + config.replay.max_lag for t in state.tasks.values() if t.kind == TRAIN]
     chosen = choose_fresh(arrived, running, state.counters.step, config.learner.batch)
