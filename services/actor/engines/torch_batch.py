@@ -11,7 +11,7 @@ from an empty cache: then they depend on its tokens and the weights and nothing 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -79,9 +79,12 @@ class Batch:
         for row in rows:
             alike.setdefault(tuple(row.ids), []).append(row)
         past = {ids: self._claim(ids) for ids in alike}
-        past |= self._prompts({ids: alike[ids][0].prompt - 1 for ids, entries in past.items() if not entries})
         starts = {ids: entries[0][0].shape[1] if entries else 0 for ids, entries in past.items()}
-        for part in _parts({ids: len(ids) - starts[ids] for ids in alike}):
+        todo = sorted(alike, key=lambda ids: len(ids) - starts[ids])
+        while todo:
+            part = [todo.pop(0)]
+            while todo and (len(part) + 1) * (len(todo[0]) - starts[todo[0]]) <= PREFILL_TOKENS:
+                part.append(todo.pop(0))
             first = len(self.running)
             for slot, ids in enumerate(part, first):
                 if past[ids]:
@@ -96,19 +99,6 @@ class Batch:
                     self.running.append(row)
                     where.append(at)
             self._sample(self.running[first:], logits[where], version)
-
-    def _prompts(self, lengths: dict[tuple[int, ...], int]) -> dict[tuple[int, ...], Entries]:
-        """Of rows that are computed again, the entries of a prompt that several of them go on from, computed once."""
-        rows: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        for ids, length in lengths.items():
-            rows.setdefault(ids[:length], []).append(ids)
-        entries: dict[tuple[int, ...], Entries] = {}
-        first = len(self.running)
-        for part in _parts({prompt: len(prompt) for prompt, of in rows.items() if prompt and len(of) > 1}):
-            self.model.extend(self.cache, first, [0] * len(part), part)
-            for slot, prompt in enumerate(part, first):
-                entries |= dict.fromkeys(rows[prompt], self.cache.take(slot, len(prompt)))
-        return entries
 
     def _claim(self, ids: tuple[int, ...]) -> Entries:
         """The entries of the longest kept turn that `ids` go on from, which are then no longer kept; else none."""
@@ -166,18 +156,6 @@ class Batch:
         self._kept_bytes += _bytes(entries)
         while self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= _bytes(self._kept.popitem(last=False)[1])
-
-
-def _parts(lengths: dict[tuple[int, ...], int]) -> Iterator[list[tuple[int, ...]]]:
-    """Cut what is computed into forwards, neighbours in length together. lengths: how many tokens of each are."""
-    part: list[tuple[int, ...]] = []
-    for ids in sorted(lengths, key=lengths.__getitem__):
-        if part and (len(part) + 1) * lengths[ids] > PREFILL_TOKENS:
-            yield part
-            part = []
-        part.append(ids)
-    if part:
-        yield part
 
 
 def sample(
