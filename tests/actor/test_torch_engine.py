@@ -182,6 +182,15 @@ async def test_damaged_missing_and_untied_files_are_refused(engine, publish, tmp
     assert engine.version is None
 
 
+async def test_sequences_scored_together_have_the_log_probabilities_of_each_alone(engine, model_dir, full_logprobs):
+    sequences = [[3, *range(14, 14 + n), 4] for n in (20, 20, 5, 20, 1)]
+    starts = [2, 0, 1, 22, 3]  # the last two have nothing to score
+    scored = await engine.score(sequences, starts)
+    assert scored == [(await engine.score([s], [start]))[0] for s, start in zip(sequences, starts, strict=True)]
+    for ours, sequence, start in zip(scored, sequences, starts, strict=True):
+        assert ours == pytest.approx(full_logprobs(model_dir, sequence, max(start, 1)), abs=1e-5)
+
+
 async def test_a_cancelled_request_leaves_the_batch(engine):
     running = asyncio.ensure_future(engine.generate([3, 20, 2, 4], Sampling(1.0, 100_000, 1)))
     running2 = asyncio.ensure_future(engine.generate([3, 20, 2, 4], Sampling(1.0, 100_000, 1)))
