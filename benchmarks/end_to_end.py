@@ -45,15 +45,19 @@ async def _measure(batches: int, batch: int, size: int, repetitions: int) -> tup
 
 
 async def _batches(actor: Actor, count: int, batch: int) -> int:
-    """Store so many batches, TOGETHER groups at once, and wait until they are trained; the bytes of their payloads."""
-    room, sent, running = asyncio.Semaphore(TOGETHER), 0, set[asyncio.Task[int]]()
-    for _ in range(count * batch):
-        await room.acquire()
-        (entry,) = await actor.tasks(1)
-        task = asyncio.create_task(actor.put(entry))
-        task.add_done_callback(lambda _: room.release())
-        running.add(task)
-    sent = sum(await asyncio.gather(*running))
+    """Store so many batches, TOGETHER groups at once, and wait until they are trained; the bytes of their payloads.
+
+    Tasks are read as an actor reads them: as many as there is room for, in one call.
+    """
+    left, sent, running = count * batch, 0, set[asyncio.Task[int]]()
+    while left or running:
+        if free := min(left, TOGETHER - len(running)):
+            entries = await actor.some_tasks(free)
+            left -= len(entries)
+            running |= {asyncio.create_task(actor.put(entry)) for entry in entries}
+        if running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            sent += sum(task.result() for task in done)
     while await actor.open_groups():  # noqa: ASYNC110  other processes train them
         await asyncio.sleep(POLL_S)
     return sent
