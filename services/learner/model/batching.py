@@ -132,5 +132,5 @@ def flat_index(rows: Sequence[Row]) -> Tensor:
 
 
 def tokens_read(rows: Sequence[Row], *, packed: bool) -> int:
-    """Tokens the forward of one micro-batch computes, padding included."""
+    """Tokens of one micro-batch's forward, padding included, as if no rows shared a prompt."""
     return sum(r.inputs for r in rows) if packed else len(rows) * max(r.inputs for r in rows)
