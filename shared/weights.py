@@ -20,7 +20,7 @@ from shared.versions import Version
 
 MANIFEST = "manifest.json"
 _CHUNK = 2**20
-_THREADS = 4  # by which a digest takes no longer than reading the files does
+_THREADS = 4  # by which a digest takes no longer than reading the files does; one is enough beside a reader
 _LARGE = 2**26  # from here on; of small files it takes longer to start threads
 
 Take = Callable[[blake3, Path], None]
@@ -34,19 +34,24 @@ def update_from(hasher: blake3, file: Path) -> None:
             hasher.update(buffer[:count])
 
 
-def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tuple[Path, str, int]:
+def publish(
+    root: Path,
+    version: Version,
+    write: Callable[[Path], None],
+    digest: Callable[[Path], tuple[str, int]] | None = None,
+) -> tuple[Path, str, int]:
     """Have `write(directory)` fill a fresh directory, then name it. Returns (path, digest, bytes).
 
-    A version that is there already (published just before a crash) is replaced.
+    A version that is there already (published just before a crash) is replaced. `digest`: asked instead of `digest_of`.
     """
     root.mkdir(parents=True, exist_ok=True)
     aside = root / f".{version.directory}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     write(aside)
-    digest, size = digest_of(aside)
+    named, size = (digest or digest_of)(aside)
     files = {f.name: f.stat().st_size for f in sorted(aside.iterdir())}
-    manifest = {"version": list(version), "digest": digest, "size": size, "files": files}
+    manifest = {"version": list(version), "digest": named, "size": size, "files": files}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
     final = root / version.directory
     if final.exists():
@@ -54,7 +59,7 @@ def publish(root: Path, version: Version, write: Callable[[Path], None]) -> tupl
         final.rename(old)
         shutil.rmtree(old)
     aside.rename(final)
-    return final, digest, size
+    return final, named, size
 
 
 def digest_of(directory: Path, take: Take = update_from) -> tuple[str, int]:
@@ -62,14 +67,24 @@ def digest_of(directory: Path, take: Take = update_from) -> tuple[str, int]:
 
     `take` adds a file's content, and may keep what it reads.
     """
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    files = {path: path.stat().st_size for path in paths if path.relative_to(directory).as_posix() != MANIFEST}
+    files = digested(directory)
     total = sum(files.values())
-    hasher = blake3(max_threads=_THREADS if total > _LARGE else 1)
-    for path, size in files.items():
-        hasher.update(f"{path.relative_to(directory).as_posix()}\0{size}\0".encode())
-        take(hasher, path)
+    hasher = blake3(max_threads=_THREADS if total > _LARGE and take is update_from else 1)
+    for name, size in files.items():
+        hasher.update(title(name, size))
+        take(hasher, directory / name)
     return hasher.hexdigest(), total
+
+
+def digested(directory: Path) -> dict[str, int]:
+    """Names and bytes of the files in a directory's digest, in its order."""
+    paths = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    return {name: path.stat().st_size for name, path in paths.items() if name != MANIFEST}
+
+
+def title(name: str, size: int) -> bytes:
+    """What goes before a file's content."""
+    return f"{name}\0{size}\0".encode()
 
 
 def verify(directory: Path, digest: str, take: Take = update_from) -> None:
@@ -90,7 +105,7 @@ def digest_in(directory: Path) -> str:
     """The digest that its manifest says it has; empty where there is none."""
     try:
         return str(json.loads((directory / MANIFEST).read_text())["digest"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

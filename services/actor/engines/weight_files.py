@@ -1,11 +1,12 @@
-"""The tensors of a published version, verified while they are read: a byte is read once, into where it stays, and is
-digested on its way. No file is mapped, since one that a shared folder has lost would end the process.
+"""The tensors of a published version, verified while they are read: a byte is read once, into where it stays, and a
+tensor is digested while the next is read. No file is mapped: one that a shared folder has lost would end the process.
 """
 
 import json
 import math
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from shared import weights
 from shared.errors import UserError
 from shared.model_files import LARGEST_HEADER
 
-_PIECE = 2**20  # bytes that the processor's cache still holds when they are digested
+_PIECE = 2**20  # bytes
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -38,11 +39,17 @@ def read_verified(directory: Path, digest: str, place: Place) -> dict[str, torch
         if file.suffix != ".safetensors" or file.parent != directory:
             weights.update_from(hasher, file)
             return
-        with file.open("rb") as stream:
+        with file.open("rb") as stream, ThreadPoolExecutor(1) as pool:
+            adding: Future[blake3] | None = None
             try:
                 for name, dtype, shape in _layout(stream, hasher):
                     data = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
-                    _fill(stream, data, hasher)
+                    count = stream.readinto(data.numpy().data)
+                    if adding:
+                        adding.result()
+                    adding = pool.submit(hasher.update, data.numpy().data[:count])
+                    if count < len(data):
+                        raise _Damaged("it has become shorter")
                     state[name] = place(name, data.view(dtype).view(shape))
             except _Damaged as error:
                 faults.append(f"{file}: {error}")
@@ -84,14 +91,3 @@ def _layout(stream: BufferedReader, hasher: blake3) -> list[tuple[str, torch.dty
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _Damaged(f"its header cannot be used ({type(error).__name__}: {error})") from None
     return layout
-
-
-def _fill(stream: BufferedReader, data: torch.Tensor, hasher: blake3) -> None:
-    """The next len(data) bytes."""
-    room = data.numpy().data
-    while room:
-        count = stream.readinto(room[:_PIECE])
-        if not count:
-            raise _Damaged("it has become shorter")
-        hasher.update(room[:count])
-        room = room[count:]

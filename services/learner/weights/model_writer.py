@@ -6,40 +6,61 @@ them computes: `as_written` rounds the weights for a while, a layer at a time.
 
 import json
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from services.learner.weights.digest_beside import DigestBeside
+
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 _ROWS = 1024  # of a matrix, rounded at a time: the whole in both types beside the original would be half as much again
 
 
-def write_plain(model: Any, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """config.json and model.safetensors of a model that this process holds whole; `dtype`: None as it is."""
+def write_plain(
+    model: Any,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    companions: Mapping[str, bytes] | None = None,
+    digest: DigestBeside | None = None,
+) -> None:
+    """config.json and model.safetensors of a model that this process holds whole; `dtype`: None as it is.
+
+    `companions` come before the weights, and take the place of the model's own; `digest` hears of what is written.
+    """
     before = model.config.dtype
     model.config.dtype = dtype or model.dtype
     try:
         if not _is_plainly_named(model):  # transformers alone knows how its parameters are called in files
             state = {n: t.to("cpu", dtype) for n, t in model.state_dict().items()} if dtype else None
             model.save_pretrained(folder, state_dict=state)
+            write_companions(folder, companions or {})
             return
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
     finally:
         model.config.dtype = before
+    write_companions(folder, companions or {})
     parameters = dict(model.named_parameters())
     shapes = {name: (tuple(p.shape), dtype or p.dtype) for name, p in parameters.items()}
-    writing = written(folder / "model.safetensors", shapes)
+    writing = written(folder / "model.safetensors", shapes, digest)
     next(writing)
     for name, parameter in parameters.items():
         writing.send(parameter.detach().to("cpu", shapes[name][1]))
     writing.close()
 
 
-def written(path: Path, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Generator[None, Tensor, None]:
+def write_companions(folder: Path, companions: Mapping[str, bytes]) -> None:
+    """What lies beside the weights (`model_files.read_companions`)."""
+    for name, content in companions.items():
+        (folder / name).write_bytes(content)
+
+
+def written(
+    path: Path, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], digest: DigestBeside | None = None
+) -> Generator[None, Tensor, None]:
     """A safetensors file that takes its tensors one by one, on the CPU, in the order of `shapes` and of these types."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -49,11 +70,15 @@ def written(path: Path, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]
         at += size
     text = json.dumps(header).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+    start = len(text).to_bytes(8, "little") + text
+    with path.open("wb") as file, digest.written(path, len(start) + at) if digest else nullcontext() as digested:
+        data = memoryview(start)
         while True:
-            tensor = yield
-            file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+            adding = digested(data) if digested else None
+            file.write(data)
+            if adding:
+                adding.result()  # so that no more than one parameter is held
+            data = (yield).contiguous().view(torch.uint8).numpy().data
 
 
 @contextmanager

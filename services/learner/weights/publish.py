@@ -17,7 +17,8 @@ from services.learner.groups.group import Group, Row
 from services.learner.model.lora import write_adapters
 from services.learner.model.policy import device_of, logprobs, vocabulary_of
 from services.learner.ranks.sharded import trains_shards, write_sharded
-from services.learner.weights.model_writer import write_plain
+from services.learner.weights.digest_beside import DigestBeside
+from services.learner.weights.model_writer import write_companions, write_plain
 from shared import heartbeats, weights
 from shared.adapters import has_adapters
 from shared.messages import CanarySequence, WeightsNotice
@@ -30,20 +31,26 @@ _FIRST_CANARY_TOKENS = 32
 _CANARY_TOKENS_AT_ONCE = 2048  # in one forward, which takes a large model as long as one sequence does
 
 
-def write_model(model: Any, companions: Mapping[str, bytes], folder: Path, dtype: torch.dtype | None = None) -> None:
+def write_model(
+    model: Any,
+    companions: Mapping[str, bytes],
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    digest: DigestBeside | None = None,
+) -> None:
     """config.json and safetensors (tied tensors once), and `companions` as they are: tokenizer, generation settings.
 
-    Of a model with adapters only these. `dtype`: of a whole model's files; None as it is.
+    Of a model with adapters only these. `dtype`: of a whole model's files; None as it is. `digest` hears the weights.
     Of one that is trained in shards all ranks call it; those that do not lead have no companions and need no folder.
     """
     if trains_shards(model):
         write_sharded(model, folder)
+        write_companions(folder, companions)
     elif has_adapters(model):
         write_adapters(model, folder)
+        write_companions(folder, companions)
     else:
-        write_plain(model, folder, dtype)
-    for name, content in companions.items():
-        (folder / name).write_bytes(content)
+        write_plain(model, folder, dtype, companions, digest)
 
 
 def publish(
@@ -56,7 +63,10 @@ def publish(
 ) -> WeightsNotice:
     """Write the version's folder; the notice is the caller's to send. Adapters go without companions, the base's."""
     companions = {} if has_adapters(model) else companions
-    folder, digest, size = weights.publish(root, version, lambda target: write_model(model, companions, target, dtype))
+    beside = DigestBeside()
+    folder, digest, size = weights.publish(
+        root, version, lambda target: write_model(model, companions, target, dtype, beside), beside.of
+    )
     return WeightsNotice(
         version=version,
         location=folder.name,
