@@ -8,10 +8,10 @@ into W, whose bfloat16 would round small updates away. torch and peft are import
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from blake3 import blake3
 
 from shared.errors import UserError
@@ -27,6 +27,22 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base.json"  # beside them: which model they belong to, and the digest of its weights
 ALL = "all"
 _NAME = "default"  # peft's, of the one adapter there is
+T = TypeVar("T")
+
+
+class _Base(msgspec.Struct):
+    """BASE."""
+
+    base: str
+    digest: str
+
+
+class _Made(msgspec.Struct):
+    """What is wanted of peft's configuration."""
+
+    r: int
+    lora_alpha: int | float
+    target_modules: list[str]
 
 
 def digest_of_base(folder: Path) -> str:
@@ -39,21 +55,28 @@ def digest_of_base(folder: Path) -> str:
 
 def base_of(folder: Path) -> Path:
     """The model beside which a checkpoint's adapters were trained. UserError where it is not there, or another now."""
-    made_for = json.loads((folder / BASE).read_text())
-    base = find_model(made_for["base"], BASE)
-    if digest_of_base(base) != made_for["digest"]:
+    made_for = _read(folder / BASE, _Base)
+    base = find_model(made_for.base, BASE)
+    if digest_of_base(base) != made_for.digest:
         raise UserError(f"the weights in {base} are not those beside which {folder} was trained: put them back.")
     return base
 
 
 def settings_of(folder: Path) -> dict[str, object]:
     """The settings of the learner that make adapters of the kind that the folder holds, by their dotted names."""
-    made = json.loads((folder / CONFIG).read_text())
+    made = _read(folder / CONFIG, _Made)
     return {
-        "learner.lora_rank": made["r"],
-        "learner.lora_alpha": made["lora_alpha"],
-        "learner.lora_targets": ",".join(sorted(made["target_modules"])),
+        "learner.lora_rank": made.r,
+        "learner.lora_alpha": made.lora_alpha,
+        "learner.lora_targets": ",".join(sorted(made.target_modules)),
     }
+
+
+def _read(file: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read ({error}): adapters need it as it was written beside them.") from None
 
 
 def add_adapters(model: Any, settings: Learner) -> None:

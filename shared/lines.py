@@ -52,7 +52,7 @@ class LineFile:
 
     def number(self, index: int) -> int:
         """The number of line `index` as an editor shows it: 1-based, empty lines counted. Slow: for messages."""
-        start = int(self.starts[index])
+        start = min(int(self.starts[index]), len(self._map))  # an offset that was handed in may be any number
         return 1 + sum(self._map[at : min(at + BLOCK_BYTES, start)].count(b"\n") for at in range(0, start, BLOCK_BYTES))
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import operator
+import os
 from pathlib import Path
 
 from shared.errors import UserError
@@ -22,7 +24,7 @@ def find_model(name: str, setting: str = "model.path") -> Path:
     if not name:
         raise UserError(f"{setting} is empty: name a folder with config.json, a tokenizer and safetensors weights.")
     folder = Path(name)
-    if not folder.is_dir():
+    if not os.path.isdir(name):  # noqa: PTH112  Path's raises where a name is too long to be one
         folder = _cached(name, setting)
     missing = []
     if not (folder / "config.json").is_file():
@@ -46,8 +48,10 @@ def _numbers_in(file: Path) -> int:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(min(size, LARGEST_HEADER)))
-        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return sum(
+            math.prod(map(operator.index, entry["shape"])) for name, entry in header.items() if name != "__metadata__"
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 0
 
 

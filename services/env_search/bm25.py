@@ -56,6 +56,9 @@ class Bm25Backend:
         self._data: npt.NDArray[np.float32] = np.load(folder / "scores.npy", mmap_mode="r")
         self._documents: npt.NDArray[np.int32] = np.load(folder / "documents.npy", mmap_mode="r")
         self._bounds: npt.NDArray[np.int64] = np.load(folder / "bounds.npy", mmap_mode="r")
+        arrays = (self._data, self._documents, self._bounds)
+        if not isinstance(self._vocabulary, dict) or [a.dtype.kind + str(a.ndim) for a in arrays] != ["f1", "i1", "i1"]:
+            raise ValueError(f"the files in {FOLDER} are not those of an index")
         self._terms = Terms(settings["stemmer"])
         self._scores = np.zeros(documents, np.float32)
 

@@ -64,7 +64,7 @@ def parse_document(line: bytes, number: int) -> Document:
         row: Any = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8 text.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("is not JSON.") from None
     if not isinstance(row, dict) or not isinstance(row.get("contents"), str):
         raise ValueError('has no "contents": each line needs {"id": ..., "contents": "\\"Title\\"\\nbody"}.')

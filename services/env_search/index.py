@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from shared.errors import UserError
 from shared.lines import file_size
 
 OFFSETS = "offsets.npy"
+# of files that are cut short, hold other things, or objects, which would be unpickled; TokenError: numpy's, of a header
+_DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, TokenError)
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,10 @@ def open_index(corpus_path: Path, directory: Path, spec: IndexSpec) -> OpenIndex
     refuse_mismatch(corpus_path, directory, spec, manifest)
     try:
         corpus = Corpus(corpus_path, np.load(directory / OFFSETS, mmap_mode="r"))
+        if len(corpus) != manifest.documents:
+            raise ValueError(f"{OFFSETS} has {len(corpus)} lines, {manifest.documents} were indexed")
         return OpenIndex(corpus, _open_backend(directory, manifest), manifest)
-    except (OSError, ValueError) as error:  # cut short, or holding objects, which would be unpickled
+    except _DAMAGE as error:
         command = build_command(corpus_path, directory, spec)
         raise UserError(f"{directory} is damaged ({error}): remove it and run `{command}`.") from None
 

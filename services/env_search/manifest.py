@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from services.env_search.backend import IndexSpec
 from shared.errors import UserError
 
@@ -60,8 +62,8 @@ def read_manifest(directory: Path) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        manifest = Manifest(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError):
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UserError(f"{path} cannot be read as the manifest of an index: build the index again.") from None
     if manifest.schema != SCHEMA:
         raise UserError(f"{path} has schema {manifest.schema}, this version reads {SCHEMA}: build the index again.")

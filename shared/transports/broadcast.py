@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import UserError
-from shared.rewards.workers import NotAnswered, StartFailed, TooSlow, Worker
 from shared.streams import Keys
+from shared.workers import NotAnswered, StartFailed, TooSlow, Worker
 
 MODULE = "shared.transports.carrier"
 START_S = 300.0  # of a carrier, which imports torch, on a busy machine
@@ -137,5 +137,5 @@ def decode(data: bytes, kind: type[T]) -> T:
     """UserError where it is none."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"a {kind.__name__} of a broadcast cannot be read ({error}).") from None

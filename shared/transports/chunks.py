@@ -91,7 +91,7 @@ def files_in(folder: Path) -> list[tuple[str, int]]:
 def is_inside(name: str) -> bool:
     """Whether a file of this name lies in the folder that it is put into."""
     path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def cuts(size: int) -> Iterator[tuple[int, int]]:
@@ -103,10 +103,10 @@ def places(contents: Contents) -> Iterator[Place]:
     """Every chunk of a version, in order. UserError where the contents cannot be true, or name a place elsewhere."""
     number = 0
     for file in contents.files:
-        cut = list(cuts(file.size))
-        if not is_inside(file.name) or len(cut) != len(file.chunks):
+        count = -(-file.size // CHUNK)
+        if not is_inside(file.name) or file.size < 0 or count != len(file.chunks):
             raise UserError(f"the contents of a version in Redis name a file '{file.name}' that cannot be in one.")
-        for (start, size), digest in zip(cut, file.chunks, strict=True):
+        for (start, size), digest in zip(cuts(file.size), file.chunks, strict=True):
             yield Place(number, file.name, start, size, digest)
             number += 1
 
@@ -130,5 +130,5 @@ def decode(data: bytes) -> Contents:
     """UserError where it is not what `encode` made."""
     try:
         return msgspec.msgpack.decode(data, type=Contents)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"the contents of a version in Redis cannot be read ({error}).") from None

@@ -1,6 +1,6 @@
 """All targets, in the order in which they are driven."""
 
-from tests.fuzz import configuration, data_files, grammar, own_parts, retrieval, wire
+from tests.fuzz import configuration, data_files, folders, grammar, own_parts, retrieval, wire
 
 TARGETS = [
     *wire.TARGETS,
@@ -9,4 +9,5 @@ TARGETS = [
     *configuration.TARGETS,
     *data_files.TARGETS,
     *own_parts.TARGETS,
+    *folders.TARGETS,
 ]

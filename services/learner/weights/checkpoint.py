@@ -97,16 +97,22 @@ def _load_state(file: Path) -> dict[str, Any]:
             f"{file} holds more than tensors and plain values and is not loaded, since that could run its code: "
             "put a checkpoint of this run in its place, or delete the folder."
         ) from None
+    except (RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{file} cannot be read ({type(error).__name__}): "
+            "put a checkpoint of this run in its place, or delete the folder."
+        ) from None
 
 
 def _fault(folder: Path) -> str:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         digest, _ = digest_of(folder)
-    except (OSError, ValueError) as error:
+        written = manifest["digest"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"it is not complete ({error})"
-    if digest != manifest.get("digest"):
-        return f"its files have digest {digest}, written was {manifest.get('digest')}"
+    if digest != written:
+        return f"its files have digest {digest}, written was {written}"
     return "" if (folder / STATE).is_file() else f"{STATE} is missing"
 
 
