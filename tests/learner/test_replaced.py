@@ -1,5 +1,6 @@
 """A second learner of a run takes over, as a second replay does: the first may say nothing more."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -33,42 +34,27 @@ def test_what_a_replaced_learner_has_read_is_trained_by_the_one_after_it(
     assert announced == [Version(0, 0), Version(1, 0), Version(1, 1)]
 
 
-def test_a_learner_that_is_replaced_while_it_writes_has_written_nothing(
-    redis_url: str, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with connect(redis_url) as own:
-        old = Outbox(own, KEYS, Stop())
-        old.lineage = lineage.open_lineage(client, KEYS, -1)
-        began = []
-
-        def look(*args: Any) -> None:
-            lineage.refuse_if_replaced(*args)
-            if not began:  # between the look and what is written
-                began.append(lineage.open_lineage(client, KEYS, -1))
-
-        monkeypatch.setattr(outbox, "refuse_if_replaced", look)
-        with pytest.raises(UserError, match="another learner has taken over"), old.transaction("announce") as tx:
-            tx.event("warning", text="late")
-    assert began == [1] and not client.xlen(KEYS.events)
-
-
-def test_a_connection_that_is_lost_while_it_looks_who_is_the_newest_is_waited_for(
-    redis_url: str, client: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cut_off", [False, True], ids=["replaced", "cut_off"])
+def test_a_learner_that_is_replaced_while_it_writes_writes_nothing_and_one_that_is_cut_off_writes_once(
+    redis_url: str, client: Any, monkeypatch: pytest.MonkeyPatch, cut_off: bool
 ) -> None:
     with connect(redis_url) as own:
         box = Outbox(own, KEYS, Stop())
         box.lineage = lineage.open_lineage(client, KEYS, -1)
-        cut = []
+        happened = []
 
         def look(*args: Any) -> None:
-            if not cut:
-                cut.append(client.client_kill_filter(_type="normal", skipme=True))
+            if cut_off and not happened:
+                happened.append(client.client_kill_filter(_type="normal", skipme=True))
             lineage.refuse_if_replaced(*args)
+            if not happened:  # between the look and what is written
+                happened.append(lineage.open_lineage(client, KEYS, -1))
 
         monkeypatch.setattr(outbox, "refuse_if_replaced", look)
-        with box.transaction("announce") as tx:
-            tx.event("warning", text="once")
-    assert cut == [1] and client.xlen(KEYS.events) == 1
+        refused = nullcontext() if cut_off else pytest.raises(UserError, match="another learner has taken over")
+        with refused, box.transaction("announce") as tx:
+            tx.event("warning", text="late")
+    assert happened == [1] and client.xlen(KEYS.events) == int(cut_off)
 
 
 def test_what_is_taken_up_again_is_acknowledged_once(config: Config, client: Any, feed: Feed) -> None:
