@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figure import Figure, run_alone, say
-from services.replay.buffer import Buffer, Row
+from services.replay.buffer import Buffer, StoredGroup
 from services.replay.policies import Policy, get_policy
 from services.replay.rules import Moment
 from services.replay.selection import Selection
@@ -71,10 +71,12 @@ def stored(groups: int) -> tuple[Buffer, float]:
     return buffer, taken / groups
 
 
-def row(number: int, headroom: float) -> Row:
+def row(number: int, headroom: float) -> StoredGroup:
     """A group as admission names it."""
-    return Row(id=f"t{number:08d}", sequence=number, step=number // TURNOVER, headroom_ref=headroom, headroom=headroom,
-               drift=float("nan"), uses=0, tokens=4000, bytes=144_000)  # fmt: skip
+    return StoredGroup(
+        id=f"t{number:08d}", sequence=number, step=number // TURNOVER, headroom_ref=headroom, headroom=headroom,
+        drift=float("nan"), uses=0, tokens=4000, bytes=144_000,
+    )  # fmt: skip
 
 
 def select(buffer: Buffer, policy: Policy, wanted: int, moment: Moment, rng: np.random.Generator) -> Selection:

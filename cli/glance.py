@@ -12,7 +12,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from services.replay.buffer import Row
+from services.replay.buffer import StoredGroup
 from services.replay.records import Counters
 from services.replay.window.actors import Actors
 from services.replay.window.history import History
@@ -162,7 +162,7 @@ async def _groups(client: redis.asyncio.Redis, table: str, refused: set[str]) ->
     """Rows and which of them the last step replayed, from the ledger, or scanned in vain, from replay itself."""
     saved: Any = client.hvals(table + "buffer")
     last: Any = client.lindex(table + "ledger", -1)
-    decoder = msgspec.msgpack.Decoder(Row)
+    decoder = msgspec.msgpack.Decoder(StoredGroup)
     rows = [decoder.decode(value) for value in await saved]
     line = await last
     replayed = set(msgspec.json.decode(line)["replay"]) if line else set()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 PART = 64  # values whose highest stands for them
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a stored group besides its header; the durable form of a slot."""
 
     id: str
@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class Buffer:
     """Groups by slot. Columns may be read as arrays over `slots()`; change them only through the methods."""
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, rows: Iterable[StoredGroup] = ()) -> None:
         self._size = 0
         self._slot: dict[str, int] = {}
         self._ids: list[str] = []
@@ -82,7 +82,7 @@ class Buffer:
     def __contains__(self, id: str) -> bool:
         return id in self._slot
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[StoredGroup]:
         """Oldest first."""
         return (self.row(self._ids[slot]) for slot in self.oldest_first())
 
@@ -90,10 +90,10 @@ class Buffer:
         """The group ids in these slots."""
         return [self._ids[slot] for slot in slots.tolist()]
 
-    def row(self, id: str) -> Row:
+    def row(self, id: str) -> StoredGroup:
         """A copy of one group's columns."""
         i = self._slot[id]
-        return Row(
+        return StoredGroup(
             id=id,
             sequence=int(self.sequence[i]),
             step=int(self.step[i]),
@@ -112,7 +112,7 @@ class Buffer:
             responses=self.responses[i].tolist(),
         )
 
-    def insert(self, row: Row) -> None:
+    def insert(self, row: StoredGroup) -> None:
         """Store a group that is not there yet."""
         assert row.id not in self._slot, f"group {row.id} is stored already"
         if self._free:

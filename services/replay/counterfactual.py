@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from services.replay.buffer import Buffer, Row
+from services.replay.buffer import Buffer, StoredGroup
 from services.replay.policies.naive import POLICY as NAIVE
 from services.replay.rules import Moment
 from shared.messages import Record
@@ -43,7 +43,7 @@ class Counterfactual:
         """Keep an answered scan; a group without a usable record stays unmeasured."""
         self.records |= {r.id: r for r in records if r.tokens > 0 and math.isfinite(r.drift + r.headroom)}
 
-    def stats(self, step: int, replayed: list[Row]) -> dict[str, Any]:
+    def stats(self, step: int, replayed: list[StoredGroup]) -> dict[str, Any]:
         """Means over the measured groups of either side; `measured` is the share of all groups that were."""
         groups = {row.id for row in (*replayed, *self.naive)}
         return {
@@ -52,7 +52,7 @@ class Counterfactual:
             "measured": len(groups & self.records.keys()) / len(groups) if groups else None,
         }
 
-    def _side(self, step: int, rows: list[Row]) -> dict[str, Any]:
+    def _side(self, step: int, rows: list[StoredGroup]) -> dict[str, Any]:
         measured = [self.records[row.id] for row in rows if row.id in self.records]
         return {
             "groups": len(rows),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, HTTPException, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from services.replay.buffer import Row
+from services.replay.buffer import StoredGroup
 from services.replay.own_names import OwnNames
 from services.replay.service import Replay
 from services.replay.window.http import window_routes
@@ -65,7 +65,7 @@ def make_app(replay: Replay) -> FastAPI:
     return app
 
 
-def _shown(row: Row, step: int) -> dict[str, Any]:
+def _shown(row: StoredGroup, step: int) -> dict[str, Any]:
     return {
         "id": row.id,
         "step": row.step,

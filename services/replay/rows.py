@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.buffer import Row
+from services.replay.buffer import StoredGroup
 from shared.config import Config
 from shared.messages import GroupHeader, Record
 
@@ -24,14 +24,14 @@ def new_row(
     record: Record | None,
     advantages: NDArray[np.float32],
     responses: list[float],
-) -> Row:
+) -> StoredGroup:
     """A group that enters the buffer.
 
     bytes: `bytes_of` it; record: of its first training; prompt: its question's place;
     advantages: float32[G], as it was trained with; responses: what Policy.responses says of each, or none.
     """
     reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
-    return Row(
+    return StoredGroup(
         id=header.id,
         sequence=sequence,
         step=step,

@@ -1,7 +1,7 @@
 """Everything replay knows that must outlive it, as it lies in Redis, and the one way to change it.
 
     replay:state      Counters                     replay:tasks      task id -> Task not answered yet
-    replay:fresh      group id -> FreshGroup       replay:buffer     group id -> Row of a stored group
+    replay:fresh      group id -> FreshGroup       replay:buffer     group id -> StoredGroup
     replay:batches    step -> Composed             replay:retired    group id -> Retired
     replay:kept       question -> Kept, a prompt that may be asked again
     replay:evals      round:number -> Outcome      replay:ledger     list of Trained steps, for audits
@@ -23,7 +23,7 @@ import numpy as np
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from services.replay.buffer import Buffer, Row
+from services.replay.buffer import Buffer, StoredGroup
 from services.replay.kept import Kept
 from services.replay.records import Composed, Counters, FreshGroup, Outcome, Retired
 from shared import messages, streams
@@ -91,7 +91,7 @@ class Transaction:
             self.pipe.unlink(_table(self.keys, table))
         return values
 
-    def store(self, row: Row) -> None:
+    def store(self, row: StoredGroup) -> None:
         """Insert a group into the buffer."""
         self.state.buffer.insert(row)
         self.state.payload_bytes += row.bytes
@@ -102,7 +102,7 @@ class Transaction:
         if id in self.state.buffer:
             self._change("buffer", id, to=msgspec.msgpack.encode(self.state.buffer.row(id)))
 
-    def discard(self, id: str) -> Row:
+    def discard(self, id: str) -> StoredGroup:
         """Take a group out of the buffer."""
         row = self.state.buffer.row(id)
         self.state.buffer.remove(id)
@@ -189,7 +189,7 @@ class Store:
         state = State(msgspec.json.decode(saved, type=Counters) if saved else Counters(started=now))
         state.tasks = await self._read("tasks", Task)
         state.fresh = await self._read("fresh", FreshGroup)
-        rows = sorted((await self._read("buffer", Row)).values(), key=lambda row: row.sequence)
+        rows = sorted((await self._read("buffer", StoredGroup)).values(), key=lambda row: row.sequence)
         for place, row in enumerate(rows):
             state.buffer.insert(row)
             if place % PAGE == PAGE - 1:
@@ -254,7 +254,7 @@ class Store:
 
 
 def _bytes(value: Any) -> int:
-    """What a FreshGroup, Row or Retired takes in Redis; nothing of anything else."""
+    """What a FreshGroup, StoredGroup or Retired takes in Redis; nothing of anything else."""
     return getattr(value, "bytes", 0)
 
 

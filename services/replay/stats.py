@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from services.replay import lengths
-from services.replay.buffer import Buffer, Row
+from services.replay.buffer import Buffer, StoredGroup
 from services.replay.records import Composed
 from services.replay.selection import Selection
 from services.replay.state import State
@@ -19,7 +19,7 @@ WHAT_IF_FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 def batch_stats(
     step: int,
     selection: Selection,
-    replay: list[Row],
+    replay: list[StoredGroup],
     fresh: list[GroupHeader],
     waited_s: float,
 ) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def reward_parts(fresh: list[GroupHeader]) -> dict[str, float]:
     return {name: sum(total for total, _ in of) / sum(n for _, n in of) for name, of in sorted(parts.items())}
 
 
-def trained_rollouts(replay: list[Row], fresh: list[GroupHeader], parts: dict[str, Part]) -> dict[str, int]:
+def trained_rollouts(replay: list[StoredGroup], fresh: list[GroupHeader], parts: dict[str, Part]) -> dict[str, int]:
     """How many stored and fresh responses the batch trains on: those with a reward, or those that `parts` names."""
     stored = [len(parts[row.id].rollouts) if row.id in parts else row.scored for row in replay]
     new = [len(parts[h.id].rollouts) if h.id in parts else len(h.scored) for h in fresh]
@@ -128,7 +128,7 @@ def step_event(config: Config, state: State, batch: Composed, done: Trained, sec
     }
 
 
-def reuse(buffer: Buffer, replay: list[Row]) -> dict[str, float] | None:
+def reuse(buffer: Buffer, replay: list[StoredGroup]) -> dict[str, float] | None:
     """How the uses so far, this batch included, are spread over the stored groups; None while nothing was replayed.
 
     max: of one group; gini: 0 when all were used equally often, towards 1 when one has all the uses; top_tenth: the

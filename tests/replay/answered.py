@@ -12,7 +12,7 @@ import msgspec
 import redis
 
 from services.replay import again, transitions
-from services.replay.buffer import Row
+from services.replay.buffer import StoredGroup
 from services.replay.kept import Kept
 from services.replay.policies import Moment, get_policy
 from services.replay.records import Composed, Counters
@@ -36,7 +36,7 @@ class Step:
 
     step: int
     asked: list[Task]  # since the step before, in order
-    before: list[Row]
+    before: list[StoredGroup]
     kept: list[Kept]
     batch: Composed
     scanned: list[str]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import redis
 
 from services.replay import transitions
-from services.replay.buffer import Row
+from services.replay.buffer import StoredGroup
 from services.replay.policies import Moment, Policy
 from services.replay.records import Composed, Counters, FreshGroup
 from services.replay.selection import Selection, groups_wanted
@@ -31,7 +31,7 @@ class Played:
     step: int
     seed: int
     fresh: list[GroupHeader]
-    before: list[Row]
+    before: list[StoredGroup]
     selection: Selection
     batch: Composed
     scanned: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ import numpy as np
 import redis.asyncio
 from tokenizers import Tokenizer
 
-from services.replay.buffer import Row
+from services.replay.buffer import StoredGroup
 from services.replay.state import Store, Transaction
 from shared import events
 from shared.config import Config
@@ -123,7 +123,7 @@ def _keep(tx: Transaction, p: Payload, number: int, size: int, groups: int, rng:
     measured = number % 7 != 6
     drift = float(10 ** rng.normal(-2.0, 0.6)) if measured else float("nan")
     tx.store(
-        Row(
+        StoredGroup(
             id=p.id, sequence=number, step=_stored_at(number), headroom_ref=min(1.0, headroom + 0.02),
             headroom=headroom, drift=drift, uses=number % 4,
             tokens=sum(trained), bytes=size, prompt=0, right=sum(right), scored=g,

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from services.replay.again import clear_retired
-from services.replay.buffer import Buffer, Row
+from services.replay.buffer import Buffer, StoredGroup
 from services.replay.kept import Kept
 from services.replay.policies import Moment
 from services.replay.policies.exgrpo import by_difficulty
@@ -187,8 +187,8 @@ def test_of_a_large_buffer_only_what_a_retired_prompt_has_stored_is_read(monkeyp
     assert len(state.buffer) == 480 and state.counters.evicted == 20
 
 
-def stored(id: str, sequence: int, prompt: int) -> Row:
-    return Row(
+def stored(id: str, sequence: int, prompt: int) -> StoredGroup:
+    return StoredGroup(
         id=id, sequence=sequence, step=0, headroom_ref=0.5, headroom=0.5, drift=0.0, uses=0, tokens=8, bytes=8,
         prompt=prompt,
     )  # fmt: skip

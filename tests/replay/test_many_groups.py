@@ -14,7 +14,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from services.replay import evaluation, transitions
-from services.replay.buffer import Row
+from services.replay.buffer import StoredGroup
 from services.replay.evaluation import AT_ONCE
 from services.replay.policies import get_policy
 from services.replay.records import Counters
@@ -55,8 +55,8 @@ def longest_turn(found: list[float]) -> Iterator[None]:
         found.append(longest)
 
 
-def stored(number: int) -> Row:
-    return Row(
+def stored(number: int) -> StoredGroup:
+    return StoredGroup(
         id=f"s{number:08d}", sequence=number, step=number * STEP // GROUPS, headroom_ref=0.5,
         headroom=number % 997 / 997, drift=float("nan"), uses=0, tokens=100, bytes=10, prompt=number, right=2, scored=4,
         reward_mean=0.5, reward_std=0.5, advantage=3.0, responses=[0.0] * 8,

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from services.replay.buffer import Buffer, Row
+from services.replay.buffer import Buffer, StoredGroup
 from services.replay.policies import Moment, get_policy, names
 from shared.config import build
 from tests.replay import literal
@@ -176,8 +176,10 @@ def test_an_order_is_extended_by_a_larger_n_repeats_itself_and_changes_nothing(n
 
 def test_trl_buffer_draws_first_in_proportion_to_the_scores():
     rows = [
-        Row(id=f"g{i}", sequence=i, step=0, headroom_ref=0.5, headroom=0.5, drift=0.0, uses=0, tokens=9, bytes=9,
-            advantage=float(i), reward_std=0.5)
+        StoredGroup(
+            id=f"g{i}", sequence=i, step=0, headroom_ref=0.5, headroom=0.5, drift=0.0, uses=0, tokens=9, bytes=9,
+            advantage=float(i), reward_std=0.5,
+        )
         for i in (1, 2, 3, 4)
     ]  # fmt: skip
     buffer, first = Buffer(rows), Counter()

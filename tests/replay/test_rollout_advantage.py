@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from services.replay.buffer import Buffer, Row
+from services.replay.buffer import Buffer, StoredGroup
 from services.replay.policies import Moment, get_policy
 from services.replay.policies.rollout_advantage import EPSILON, EXPONENT, rollouts
 from shared.advantages import group_advantages
@@ -93,7 +93,7 @@ def test_200_steps_equal_a_literal_version_and_keep_the_bound(select: int):
 
 def buffer_of(advantages: list[list[float]], step: int = 0) -> Buffer:
     return Buffer(
-        Row(
+        StoredGroup(
             id=f"g{i}", sequence=i, step=step, headroom_ref=0.5, headroom=0.5, drift=0.0, uses=0, tokens=8, bytes=8,
             responses=a,
         )

@@ -7,15 +7,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.replay.buffer import Buffer, Row
+from services.replay.buffer import Buffer, StoredGroup
 from services.replay.policies import Moment, get_policy
 from services.replay.selection import Selection, whole_units
 from shared.messages import Record
 
 
-def row(id: str, sequence: int, headroom: float) -> Row:
-    return Row(id=id, sequence=sequence, step=sequence // 4, headroom_ref=headroom, headroom=headroom,
-               drift=float("nan"), uses=0, tokens=10, bytes=100)  # fmt: skip
+def row(id: str, sequence: int, headroom: float) -> StoredGroup:
+    return StoredGroup(
+        id=id, sequence=sequence, step=sequence // 4, headroom_ref=headroom, headroom=headroom,
+        drift=float("nan"), uses=0, tokens=10, bytes=100,
+    )  # fmt: skip
 
 
 def record(id: str, drift: float, headroom: float) -> Record:
@@ -23,7 +25,9 @@ def record(id: str, drift: float, headroom: float) -> Record:
                   headroom=headroom, sum_d=0.0, sum_d2=drift * 10, max_abs_d=1.0, k3=0.0, dead_share=0.0)  # fmt: skip
 
 
-def literal_step(stored: list[Row], drift: dict[str, float], K: int, tau: float, unit: int) -> tuple[list, list, list]:
+def literal_step(
+    stored: list[StoredGroup], drift: dict[str, float], K: int, tau: float, unit: int
+) -> tuple[list, list, list]:
     """Section 3, points 2 to 4, word by word: (replayed ids, scanned ids, evaluation order)."""
     order = sorted(stored, key=lambda r: (-r.headroom, r.sequence))
     accepted, scanned = [], []
@@ -172,6 +176,8 @@ def test_the_index_takes_less_than_200_bytes_a_group():
 
 def test_a_row_from_before_the_columns_of_outcomes_loads():
     old = {"id": "t1", "sequence": 3, "step": 1, "headroom_ref": 0.5, "headroom": 0.4, "drift": float("nan")}
-    loaded = msgspec.msgpack.decode(msgspec.msgpack.encode(old | {"uses": 2, "tokens": 9, "bytes": 80}), type=Row)
+    loaded = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(old | {"uses": 2, "tokens": 9, "bytes": 80}), type=StoredGroup
+    )
     row_again = Buffer([loaded]).row("t1")
     assert (row_again.uses, row_again.prompt, row_again.scored, row_again.advantage) == (2, -1, 0, 0.0)
