@@ -133,10 +133,10 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "parent.join()",
     ): "a daemon thread that watches for the parent's end",
     (
-        "shared/rewards/workers.py:Worker._receive",
+        "shared/workers.py:Worker._receive",
         "self._process.stdout.readline()",
     ): "select has seen the line, which is written in one piece",
-    ("shared/rewards/workers.py:Worker.kill", "self._process.wait()"): "it was killed",
+    ("shared/workers.py:Worker.kill", "self._process.wait()"): "it was killed",
     ("cli/run/warden.py:Warden.close", "self._process.wait()"): "it was killed",
     (
         "shared/transports/carrier.py:main",
@@ -177,9 +177,9 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ("shared/cancellation.py:to_the_end", "asyncio.wait({task})"): "the work bounds its own time",
     ("shared/rewards/equality.py:_Verdicts.get", "with self._lock"): "a dictionary's moment",
     ("shared/rewards/equality.py:_Verdicts.put", "with self._lock"): "a dictionary's moment",
-    ("shared/rewards/workers.py:Pool._give_back", "with self._lock"): "a list's moment",
-    ("shared/rewards/workers.py:Pool._take", "with self._lock"): "a list's moment",
-    ("shared/rewards/workers.py:Pool.stop", "with self._lock"): "a list's moment",
+    ("shared/workers.py:Pool._give_back", "with self._lock"): "a list's moment",
+    ("shared/workers.py:Pool._take", "with self._lock"): "a list's moment",
+    ("shared/workers.py:Pool.stop", "with self._lock"): "a list's moment",
     (
         "cli/bench.py:_measure",
         "subprocess.run(command, stdout=subprocess.PIPE, check=True)",

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from shared import workers
 from shared.errors import UserError
-from shared.rewards import workers
-from shared.rewards.workers import NotAnswered, StartFailed, TooSlow
+from shared.workers import NotAnswered, StartFailed, TooSlow
 
 WORKERS = 2  # compare at once; a worker holds about 80 MB
 

@@ -7,7 +7,7 @@ import resource
 import sys
 from typing import Any
 
-from shared.rewards.workers import allow_seconds
+from shared.workers import allow_seconds
 
 MEMORY_BYTES = 4 * 2**30
 IMPORT_S = 60.0

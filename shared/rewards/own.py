@@ -16,7 +16,7 @@ from typing import Any
 from shared.errors import UserError
 from shared.prompts import QUESTION, Example
 from shared.rewards.score import Scored
-from shared.rewards.workers import NotAnswered, Pool, StartFailed, TooSlow, Worker
+from shared.workers import NotAnswered, Pool, StartFailed, TooSlow, Worker
 
 CALLS_AT_ONCE = 4  # in an actor: as many processes, and threads that wait for them
 REFERENCE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")

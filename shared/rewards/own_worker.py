@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from shared.messages import LARGEST
-from shared.rewards.workers import START_S, allow_seconds, pipes
+from shared.workers import START_S, allow_seconds, pipes
 
 GIVEN = ("question", "text", "ground_truth", "data_source", "extra")
 # what others call the same

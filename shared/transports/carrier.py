@@ -22,10 +22,10 @@ import msgspec
 import psutil
 from blake3 import blake3
 
-from shared.rewards.workers import pipes
 from shared.transports.broadcast import PATIENCE_S, Round, listener, own_address
 from shared.transports.chunks import is_inside
 from shared.weights import MANIFEST
+from shared.workers import pipes
 
 if TYPE_CHECKING:  # it takes seconds, and whoever looks at this module need not have it
     import torch

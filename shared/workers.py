@@ -46,7 +46,7 @@ class Worker:
 
     def __init__(self, module: str, *words: str, stderr: int | None = subprocess.DEVNULL) -> None:
         """Start it and return; it answers when its imports are done."""
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *words],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.rewards.workers import HANGS_S, NotAnswered, Pool, Worker
+from shared.workers import HANGS_S, NotAnswered, Pool, Worker
 
 HANGS_ONCE = """
 import pathlib, sys, time
