@@ -180,7 +180,7 @@ def _warnings(client: Any, keys: Any) -> list[dict[str, Any]]:
 
 def sentence(event: dict[str, Any]) -> str:
     """A warning or a refusal in words, with who says it."""
-    who = event.get("actor") or event.get("source") or event.get("service") or "somebody"
+    who = event.get("actor") or event.get("service") or "somebody"
     if event["kind"] == "refused":
         return f"{who} refused weights {event.get('version')}: {event.get('reason')}"
     return f"{who}: {event.get('text')}"

@@ -78,7 +78,7 @@ class Payload:
 
 
 def encode_payload(p: Payload) -> bytes:
-    """The bytes of a payload. Asserts what `decode_payload` checks: an actor must not produce a malformed group."""
+    """The bytes of a payload; whether they are those of a sound group is checked by who decodes them."""
     wire = _Wire(
         schema=SCHEMA,
         id=p.id,

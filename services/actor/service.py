@@ -82,6 +82,7 @@ class Actor:
         stuck_s = self.config.rollout.deadline_s / 2
         try:
             async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._renew())
                 loops.create_task(self._report())
                 loops.create_task(watch_loop_lag("actor"))
                 loops.create_task(watch_end(self.config, self.wire.client))
@@ -137,6 +138,13 @@ class Actor:
         self.tasks.wake()
         await self._beat()
 
+    async def _renew(self) -> None:
+        """Apart from the reports: a full server takes this, and lets those wait."""
+        while True:
+            raise_if_cancelled()
+            await self.wire.call(self.tasks.renew)
+            await asyncio.sleep(self.config.actor.heartbeat_s)
+
     async def _report(self) -> None:
         while True:
             raise_if_cancelled()
@@ -166,5 +174,4 @@ class Actor:
             "memory": heartbeat.resident_bytes(),
             "time": time.time(),
         }
-        await self.wire.call(self.tasks.renew)  # first: a full server takes this, and no heartbeat
         await self.wire.call(lambda: heartbeat.report(self.wire.client, self.wire.keys, self.wire.name, fields))

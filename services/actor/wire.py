@@ -35,7 +35,7 @@ class Wire:
     async def warn(self, text: str) -> None:
         """A warning, in the log and for people."""
         log.warning("%s", text)
-        await self.emit("warning", source=self.name, text=text)
+        await self.emit("warning", actor=self.name, text=text)
 
     async def _warn_at_once(self, text: str) -> None:
-        await events.emit(self.client, self.keys, "warning", source=self.name, text=text)
+        await events.emit(self.client, self.keys, "warning", actor=self.name, text=text)

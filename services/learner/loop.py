@@ -86,6 +86,7 @@ class Loop:
             "read how far the run is saved", lambda: lineage.saved_step(self.client, self.keys)
         )
         self._lost = (self.step, acknowledged) if acknowledged > self.step else None
+        self._gone = acknowledged  # batches below it are not to be had any more
         self.step = max(self.step, acknowledged)
         self._cursor = made.cursor if self.step == made.step else None
         self._sent, self._behind, self._noise = SentSteps(), False, drift_noise.Noise()
@@ -267,10 +268,11 @@ class Loop:
 
     def _answer(self, entry: Entry, sync: Sync) -> None:
         """Say where the learner is, and again what replay has lost; leave out steps that nobody can give any more."""
-        first = min([sync.step, *sync.batches])
+        first = min((step for step in (sync.step, *sync.batches) if step >= self.step), default=self.step)
         skipped = (self.step, first) if first > self.step else None
         if skipped:
             self.step, self._cursor = first, None
+            self._gone = max(self._gone, first)
             self._publish()
         if not self._sender.has(self._publisher.notice):
             self._send_weights()
@@ -284,7 +286,7 @@ class Loop:
                 tx.trained(trained, references)
             if not newest or newest[0][1][FIELD] != encode(self._publisher.notice):
                 tx.notice(self._publisher.notice)
-            lineage.remember(tx.pipe, self.keys, self.lineage, max(self._saved_step, 0))
+            lineage.remember(tx.pipe, self.keys, self.lineage, max(self._saved_step, self._gone))
             tx.result(self._hello())
             if skipped:
                 tx.event("warning", text=lineage.lost_steps(*skipped))
@@ -363,7 +365,7 @@ class Loop:
                 tx.pipe.set(streams.saved_key(self.keys), self.step)
                 tx.result(Checkpointed(version=self.version, step=self.step))
             self._open.clear()
-            checkpoint.prune(c.checkpoints_dir, c.learner.keep_last, c.learner.keep_every)
+            checkpoint.prune(c.checkpoints_dir, c.learner.keep_last, c.learner.keep_every, self.step)
 
     def _publish(self) -> None:
         began = time.monotonic()

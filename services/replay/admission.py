@@ -10,11 +10,8 @@ Worked example, b = 2, L = 1: at w = 0 tasks 0..3 are issued, all due at step 1;
 issues 4 and 5, due at step 2; step 1 must take the two left over, and waits for them although 4 or 5 may be there
 first.
 
-Proof that waiting suffices: tasks due by t are among the first (t + 1) b, and `choose_fresh` keeps the invariant that
-what is untrained and due by t is at most (t - s) b after step s: the room that the steps up to t still have. A failed
-task that is issued again gets the version of that moment, hence a later due step. Lost tasks are open no more, nor are
-groups that a policy drops on arrival: what is untrained only falls, and what replaces them is issued under the version
-of that moment, like any other task.
+Waiting suffices because of what `choose_fresh` keeps true: what is untrained and due by t is at most (t - s) b after
+step s, the room that the steps up to t still have. docs/design.md, section 7, has the proof.
 """
 
 from bisect import bisect_right

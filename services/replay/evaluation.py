@@ -48,9 +48,7 @@ def tasks_due(config: Config, state: State, tx: Transaction, held_out: PromptSou
     actors: that are alive.
     """
     c = state.counters
-    if held_out is None:
-        return []
-    if c.step not in c.evals and round_due(config, c.step):
+    if held_out is not None and c.step not in c.evals and round_due(config, c.step):
         c.evals.append(c.step)
         c.evals_next[c.step] = 0
     if not c.evals_next:
@@ -60,11 +58,12 @@ def tasks_due(config: Config, state: State, tx: Transaction, held_out: PromptSou
     tasks: list[Task] = []
     for round, first in sorted(c.evals_next.items()):
         until = min(asked, first + room - len(tasks))
-        tasks += [eval_task(config, held_out, round, n, attempt=0) for n in range(first, until)]
+        if held_out is not None:
+            tasks += [eval_task(config, held_out, round, n, attempt=0) for n in range(first, until)]
         c.evals_next[round] = max(first, until)
         if until >= asked:
             del c.evals_next[round]
-            if first >= asked:  # resumed with fewer questions
+            if first >= asked:  # resumed with fewer questions, or with none
                 _end_if_over(state, tx, round)
     return tasks
 

@@ -196,7 +196,7 @@ class Replay:
     def _result(self, state: State, tx: Transaction, result: messages.Result) -> None:
         match result:
             case Hello() if resync.overtaken(state, result):
-                pass
+                self._heard |= not result.again  # its answer all the same, behind a word that was sent after it
             case Hello():
                 self._heard = not result.again
                 if resync.learner_said_hello(self.config, state, tx, self.train, result):
@@ -221,6 +221,10 @@ class Replay:
             return
         transitions.issue_tasks(self.config, state, tx, self.policy, self.train)
         transitions.issue_questions(self.config, state, tx, self.held_out, self._watch.actors.alive)
+        if self._heard and c.version.number < c.step and c.version.number not in state.batches:
+            resync.ask(state, tx)  # what the learner would train next is not to be had any more: it leaves that out
+            self._heard = False
+            return
         if c.step >= self.config.run.steps:
             if not evaluation.any_open(state):
                 transitions.run_finished(state, tx)

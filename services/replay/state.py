@@ -175,13 +175,21 @@ class Store:
         """Become the one replay process that may write; returns this life's number.
 
         Once in this process's life, and again where the server has lost that: then under a number above its own, which
-        no process that it had replaced can have.
+        no process that it had replaced can have. Otherwise the number is written as it is: a transaction of this
+        process that was under way when its connection broke may still arrive, and fails once the key was touched.
         """
         key = _table(self.keys, "epoch")
-        epoch = int(await self.client.get(key) or 0)
-        if self._epoch == 0 or epoch < self._epoch:
-            self._epoch = int(await self.client.incrby(key, max(self._epoch - epoch, 0) + 1))
-        return self._epoch
+        async with self.client.pipeline(transaction=True) as pipe:
+            await pipe.watch(key)
+            epoch = int(await pipe.get(key) or 0)
+            if self._epoch and epoch > self._epoch:
+                return self._epoch  # replaced, which the next look finds
+            own = epoch if epoch == self._epoch > 0 else max(epoch, self._epoch) + 1
+            pipe.multi()
+            pipe.set(key, own)
+            await pipe.execute()
+        self._epoch = own
+        return own
 
     async def load(self, now: float) -> State:
         """The state as the last transaction left it; a new one on an empty server."""

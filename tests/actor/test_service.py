@@ -194,6 +194,27 @@ async def test_a_hand_back_outlives_a_redis_that_is_slow_to_answer(client, confi
     assert not heartbeats(client)
 
 
+@pytest.mark.slow
+async def test_a_full_server_keeps_nobody_from_renewing(client, make_config, redis_url, publish):
+    config = make_config(redis={"url": redis_url}, env={"kind": "single"}, actor={"heartbeat_s": 0.2})
+    announce(client, publish(0, seed=0))
+    actor = asyncio.create_task(serve(config, NeverAnswers(lambda ids, sampling: ([], "eos"))))
+    send(client, make_task(0))
+    try:
+        async with asyncio.timeout(60):
+            while not any(beat["groups_running"] == 1 for beat in heartbeats(client)):
+                await asyncio.sleep(0.02)
+            client.config_set("maxmemory", 1)
+            renewed = 0
+            while renewed < 3:
+                before = idle_ms(client)[0]
+                await asyncio.sleep(0.02)
+                renewed += idle_ms(client)[0] < before
+    finally:
+        client.config_set("maxmemory", 0)
+        await stop(actor)
+
+
 def idle_ms(client: redis.Redis) -> list[int]:
     """How long the tasks that are with an actor have not been renewed."""
     entries: Any = client.xpending_range(KEYS.tasks, ACTORS, "-", "+", 100)

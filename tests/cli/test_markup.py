@@ -30,7 +30,7 @@ CLI = Path(__file__).resolve().parents[2] / "cli"
 def test_status_shows_events_warnings_and_names_as_they_are(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     keys, run = Keys("[bold]x[/]"), "[bold]x[/]"
     with redis.Redis.from_url(redis_url) as client:
-        events.emit(client, keys, "warning", source="[b]a[/b]", text=ODD)
+        events.emit(client, keys, "warning", actor="[b]a[/b]", text=ODD)
         events.emit(client, keys, "actor", text=ODD)
         client.sadd(keys.actors, "[b]a[/b]")
         client.set(keys.actor("[b]a[/b]"), json.dumps({"engine": "[/e]"}), ex=10)

@@ -91,7 +91,7 @@ def test_a_warning_is_shown_however_many_swaps_come_behind_it(
         for number in range(700):
             events.emit(client, keys, "swap", actor="host-1", version=[0, number], seconds=0.1)
             if number % 10 == 0:
-                events.emit(client, keys, "warning", source="host-1", text="Redis is full")  # said again and again
+                events.emit(client, keys, "warning", actor="host-1", text="Redis is full")  # said again and again
         state = read_state(client, "exp7")
     assert [event.get("text") for event in state["warnings"]] == ["acceptance is low", None, "Redis is full"]
     assert [event["kind"] for event in state["events"]] == ["swap"] * 6

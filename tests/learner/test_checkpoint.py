@@ -133,8 +133,10 @@ def test_a_write_that_died_half_way_is_never_seen(tmp_path: Path, policy_dir: Pa
 def test_pruning_keeps_the_newest_and_the_multiples(tmp_path: Path) -> None:
     for step in (2, 4, 5, 6, 8, 10, 12):
         checkpoint.save(tmp_path, step, lambda folder: None, {})
-    checkpoint.prune(tmp_path, keep_last=2, keep_every=5)
+    checkpoint.prune(tmp_path, keep_last=2, keep_every=5, saved=12)
     assert checkpoint.steps(tmp_path) == [5, 10, 12]
-    checkpoint.prune(tmp_path, keep_last=1, keep_every=0)
+    checkpoint.prune(tmp_path, keep_last=1, keep_every=0, saved=10)
+    assert checkpoint.steps(tmp_path) == [10, 12], "those above the one just saved may be damaged"
+    checkpoint.prune(tmp_path, keep_last=1, keep_every=0, saved=12)
     assert checkpoint.steps(tmp_path) == [12]
     assert checkpoint.newest(tmp_path) is not None

@@ -17,7 +17,7 @@ from shared.messages import (
     decode,
     encode,
 )
-from shared.streams import FIELD
+from shared.streams import FIELD, saved_key
 from shared.versions import Version
 from tests.learner.fed import CURSOR, KEYS, Feed, batch, pending, results, start, state_of, work_off
 
@@ -100,6 +100,19 @@ def test_steps_that_nobody_can_give_any_more_are_left_out_with_a_warning(
     assert weights.published(config.weights_dir)[-1] == Version(0, 5)
 
 
+def test_a_step_without_a_batch_behind_those_that_were_trained_is_left_out_too(
+    config: Config, client: Any, feed: Feed
+) -> None:
+    loop = start(config)
+    for step in (0, 1):
+        feed(batch(step))
+    feed(Sync(step=4, batches=[0, 1, 3]))
+    feed(batch(3))
+    work_off(loop)
+    assert [t.step for t in results(client, Trained)] == [0, 1, 3]
+    assert any(b"going on at step 3 with the weights of step 2" in f[FIELD] for _, f in client.xrange(KEYS.events))
+
+
 def test_a_step_that_replay_lost_the_word_of_is_told_again_and_not_trained_again(
     config: Config, client: Any, feed: Feed
 ) -> None:
@@ -147,9 +160,11 @@ def test_with_the_newest_checkpoint_damaged_it_goes_on_where_the_batches_do(
     assert again.version == Version(1, 4)
     assert results(client, Hello)[-1].version == Version(1, 4)
     assert b"checkpoint is of step 2" in client.xrevrange(KEYS.events)[0][1][FIELD]
+    feed(Sync(step=4, batches=[]))
     feed(batch(4))
     work_off(again)
     assert results(client, Trained)[-1].step == 4
+    assert client.get(saved_key(KEYS)) == b"4", "the batches below are gone, whatever checkpoint there is"
 
 
 def test_a_lineage_is_never_used_again_even_when_redis_was_emptied(config: Config, client: Any, feed: Feed) -> None:

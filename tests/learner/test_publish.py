@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 from services.learner.step import train_step
 from services.learner.weights import publish
 from services.learner.weights.model_files import read_companions
+from services.learner.weights.publisher import Publisher
 from shared import weights
+from shared.config import Config
 from shared.streams import Keys
 from shared.versions import Version
 
@@ -95,6 +97,15 @@ def test_a_version_goes_only_when_it_is_old_and_no_live_actor_reports_it(tmp_pat
     publish.delete_unused(tmp_path, publish.versions_in_use(client, KEYS))
     assert weights.published(tmp_path) == [Version(0, 1), Version(0, 3), Version(0, 4)]
     assert publish.versions_in_use(client, Keys("no-actors")) == set()
+
+
+def test_the_version_just_announced_stays_whatever_an_earlier_life_has_left(config: Config, model: Any) -> None:
+    for number in (7, 8):
+        weights.publish(config.weights_dir, Version(0, number), lambda folder: _fill(folder))
+    publisher = Publisher(config, model, {})
+    publisher.publish(Version(0, 1))
+    publisher.delete_unused(set())
+    assert weights.published(config.weights_dir) == [Version(0, 1), Version(0, 7), Version(0, 8)]
 
 
 def test_what_a_killed_learner_left_half_written_is_cleared(tmp_path: Path) -> None:

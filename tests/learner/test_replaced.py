@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import redis
 
 from services.learner.stop import Stop
 from services.learner.talk import lineage, outbox
@@ -32,6 +33,21 @@ def test_what_a_replaced_learner_has_read_is_trained_by_the_one_after_it(
     assert [t.version for t in results(client, Trained)] == [Version(1, 1)]
     announced = [decode(fields[FIELD], WeightsNotice).version for _, fields in client.xrange(KEYS.weights)]
     assert announced == [Version(0, 0), Version(1, 0), Version(1, 1)]
+
+
+def test_a_transaction_that_arrives_after_a_later_one_has_no_effect(redis_url: str, client: Any) -> None:
+    with connect(redis_url) as own, connect(redis_url) as old:
+        box = Outbox(own, KEYS, Stop())
+        box.lineage = lineage.open_lineage(client, KEYS, -1)
+        late = old.pipeline()
+        late.watch(lineage.lives_key(KEYS))
+        late.multi()
+        late.set("late", 1)
+        with box.transaction("announce") as tx:
+            tx.event("warning", text="in time")
+        with pytest.raises(redis.WatchError):
+            late.execute()
+    assert client.xlen(KEYS.events) == 1 and not client.exists("late")
 
 
 @pytest.mark.parametrize("cut_off", [False, True], ids=["replaced", "cut_off"])

@@ -116,12 +116,13 @@ def test_a_round_of_any_length_has_a_bounded_number_of_questions_out(make_config
     assert sorted(asked) == list(range(len(held_out))) and not state.evals and not state.counters.evals_next
 
 
-def test_a_round_that_is_resumed_with_fewer_questions_ends(make_config):
+@pytest.mark.parametrize("now", [Questions(3), None], ids=["three", "none"])
+def test_a_round_that_is_resumed_with_fewer_questions_ends(make_config, now):
     config, state = make_config(run={"steps": 2}), State(Counters(started=0.0))
     tx = Transaction(state, Keys("many"), redis.Redis().pipeline())
     (first, *_) = evaluation.tasks_due(config, state, tx, Questions(AT_ONCE + 2), MANY)
     assert state.counters.evals_next == {0: AT_ONCE} and first.number == 0
-    assert evaluation.tasks_due(config, state, tx, Questions(3), MANY) == []
+    assert evaluation.tasks_due(config, state, tx, now, MANY) == []
     assert state.counters.evals_done == [0]
 
 

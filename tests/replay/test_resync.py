@@ -5,12 +5,13 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis.exceptions import WatchError
 
 from services.replay.service import Replay
 from services.replay.state import State, Store
 from shared.cancellation import stop
-from shared.messages import Hello, encode
-from shared.streams import FIELD, Keys
+from shared.messages import Hello, Sync, decode, encode
+from shared.streams import FIELD, LEARNER, Keys
 from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
 
@@ -157,6 +158,35 @@ async def test_an_old_word_of_the_learner_that_comes_late_is_no_question_to_wait
         await run.trained(10**9)
     state = await run.close()
     assert [batch.step for _, batch in run.learner.trained] == list(range(8)) and state.counters.step == 8
+
+
+async def test_a_learner_whose_next_batch_is_gone_is_asked_where_it_goes_on(make_config):
+    run = Run(make_config(run={"steps": 8}), every=1)
+    async with asyncio.timeout(40):
+        await run.trained(4)
+        await stop(run.learning)
+        await run.client.delete(run.keys.work)
+        await run.client.xgroup_create(run.keys.work, LEARNER, "0", mkstream=True)
+        resumed = Hello(version=Version(1, 2))  # from an older checkpoint, whose batches a newer one has freed
+        await run.client.xadd(run.keys.results, {FIELD: encode(resumed)})
+        while not (asked := await run.client.xrange(run.keys.work)):
+            await asyncio.sleep(0.005)
+    assert decode(asked[0][1][FIELD], Sync).step >= 4
+    await run.close()
+
+
+async def test_a_transaction_that_arrives_after_the_state_was_loaded_again_has_no_effect(redis_url):
+    client, keys = client_of(redis_url), Keys("late")
+    store = Store(client, keys)
+    life = await store.take_over()
+    late = store.transaction(await store.load(now=0.0))
+    tx = await late.__aenter__()
+    tx.event("warning", text="late")
+    assert await store.take_over() == life
+    with pytest.raises(WatchError):
+        await late.__aexit__(None, None, None)
+    assert not await client.xlen(keys.events)
+    await client.aclose()
 
 
 async def test_a_learner_that_starts_again_after_the_end_is_told_of_the_end(make_config):

@@ -44,7 +44,11 @@ class Outbox:
             self.patiently(what, lambda: self._execute(pipe, commands))
 
     def _execute(self, pipe: Any, commands: list[Any]) -> None:
-        """What is checked holds while it is written: between the two no other life of the learner has begun."""
+        """What is checked holds while it is written: between the two no other life of the learner has begun.
+
+        The number of lives is written too: an older transaction whose connection broke under way may still arrive, and
+        fails once the key was touched.
+        """
         while True:
             pipe.reset()
             try:
@@ -52,7 +56,8 @@ class Outbox:
                     pipe.watch(lives_key(self.keys))
                     refuse_if_replaced(pipe, self.keys, self.lineage)
                     pipe.multi()
-                pipe.command_stack = list(commands)
+                    pipe.set(lives_key(self.keys), self.lineage + 1)
+                pipe.command_stack += commands
                 pipe.execute()
                 return
             except redis.WatchError:

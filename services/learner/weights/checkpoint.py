@@ -71,10 +71,12 @@ def read(folder: Path) -> tuple[Path, dict[str, Any]]:
     return folder, _load_state(folder / STATE)
 
 
-def prune(root: Path, keep_last: int, keep_every: int) -> None:
-    """Delete all but the newest `keep_last` and the multiples of `keep_every` (0: none)."""
+def prune(root: Path, keep_last: int, keep_every: int, saved: int) -> None:
+    """Delete all but the newest `keep_last`, the multiples of `keep_every` (0: none) and the one that was just `saved`:
+    what lies above it may be damaged, and left by a life that it was passed over in.
+    """
     for step in steps(root)[:-keep_last]:
-        if not (keep_every and step % keep_every == 0):
+        if step != saved and not (keep_every and step % keep_every == 0):
             _remove(root, f"step_{step}")
 
 

@@ -75,5 +75,7 @@ class Publisher:
         return True
 
     def delete_unused(self, in_use: set[Version]) -> None:
-        """Delete all but the newest versions and those in use."""
-        publish.delete_unused(self._dir, in_use)
+        """Delete all but the newest versions, those in use and the one that was just announced: another life may have
+        left higher numbers behind.
+        """
+        publish.delete_unused(self._dir, in_use | {self.notice.version})
