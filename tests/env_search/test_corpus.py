@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from services.env_search import corpus as corpus_module
@@ -72,3 +73,9 @@ def test_the_sampled_digest_sees_insertion_and_growth(tmp_path: Path, monkeypatc
     assert corpus_digest(path) != sampled
     path.write_bytes(data + b"x")
     assert corpus_digest(path) != sampled
+
+
+def test_an_offset_far_behind_the_file_has_the_number_of_its_end(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"a\nb\n")
+    assert LineFile(file, np.array([2**62])).number(0) == 3  # not after hours of counting
