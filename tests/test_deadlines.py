@@ -79,9 +79,9 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ): "nothing to generate; `close` sends the end",
     # an answer of the engine: actor/heartbeat.py watches its progress and ends an actor whose engine has stopped
     (
-        "services/actor/engines/torch_engine.py:TorchEngine.swap",
-        "asyncio.to_thread(self._loaded[0].read, directory)",
-    ): "a swap has weights.swap_timeout_s",
+        "services/actor/engines/torch_engine.py:TorchEngine.verify",
+        "asyncio.to_thread(self._loaded[0].read, directory, notice.digest)",
+    ): "as long as the disk takes: the swap's deadline begins behind it, and rollouts go on",
     (
         "services/actor/engines/torch_engine.py:TorchEngine.swap",
         "asyncio.to_thread(malloc.give_back, notice.version.number)",
