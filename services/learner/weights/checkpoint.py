@@ -99,7 +99,7 @@ def _load_state(file: Path) -> dict[str, Any]:
             f"{file} holds more than tensors and plain values and is not loaded, since that could run its code: "
             "put a checkpoint of this run in its place, or delete the folder."
         ) from None
-    except (RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"{file} cannot be read ({type(error).__name__}): "
             "put a checkpoint of this run in its place, or delete the folder."
