@@ -153,7 +153,7 @@ async def test_every_token_has_the_log_probability_of_the_version_it_claims(engi
         for version in set(versions):
             truth = full_logprobs(where[version], ids, 4, 0.9)
             for ours, theirs, claimed in zip(g.logprobs, truth, versions, strict=True):
-                assert claimed != version or abs(ours - theirs) < 1e-5
+                assert claimed != version or abs(ours - theirs) < 3e-5
     assert changed > 0
 
 
