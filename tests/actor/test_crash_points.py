@@ -109,13 +109,16 @@ def _without_versions(data: bytes) -> bytes:
 def each_write(*, lost: bool) -> Iterator[Death]:
     """At 1, 2, 3, ..., and then at what was missed because it changed places: rollouts end beside one another."""
     died: set[str] = set()
+    writes: list[str] = []  # of the last life
     for death in deaths(lost=lost):
         yield death
         died.add(death.where)
+        writes = death.writes
     for _ in range(TRIES):
-        if missed := [at for at, write in enumerate(death.writes, start=1) if write not in died]:
+        if missed := [at for at, write in enumerate(writes, start=1) if write not in died]:
             yield (death := Death(missed[0], lost=lost))
             died.add(death.where)
+            writes = death.writes
 
 
 @pytest.mark.slow

@@ -172,7 +172,8 @@ async def test_a_learner_whose_next_batch_is_gone_is_asked_where_it_goes_on(make
         asked: list[Work] = []
         while not any(isinstance(message, Sync) for message in asked):
             await asyncio.sleep(0.005)
-            asked = [decode(fields[FIELD], Work) for _, fields in await run.client.xrange(run.keys.work)]
+            entries: Any = await run.client.xrange(run.keys.work)
+            asked = [decode(fields[FIELD], Work) for _, fields in entries]
     await run.close()
 
 
