@@ -5,9 +5,11 @@ import math
 import operator
 import os
 from pathlib import Path
+from typing import Any
 
 from shared.errors import UserError
 
+SETTINGS_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 LARGEST_HEADER = 100 * 2**20  # that safetensors reads
@@ -19,7 +21,7 @@ NO_CODE = {"local_files_only": True, "trust_remote_code": False, "use_safetensor
 def find_model(name: str, setting: str = "model.path") -> Path:
     """The folder a setting names: a path, or a hub name that the local cache holds.
 
-    Raises UserError when it is neither, or lacks its configuration, tokenizer or weights.
+    Raises UserError when it is neither, lacks its configuration, tokenizer or weights, or has settings nobody can read.
     """
     if not name:
         raise UserError(f"{setting} is empty: name a folder with config.json, a tokenizer and safetensors weights.")
@@ -35,7 +37,21 @@ def find_model(name: str, setting: str = "model.path") -> Path:
         missing.append("weights (*.safetensors)")
     if missing:
         raise UserError(f"{setting} = '{name}' lacks {' and '.join(missing)}: point it at a complete model folder.")
+    for file in SETTINGS_FILES:
+        if (folder / file).is_file():
+            read_settings(folder / file)
     return folder
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """One of a model's SETTINGS_FILES. Raises UserError where it holds no JSON object."""
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read ({error}): copy the model again.") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} holds no settings: copy the model again.")
+    return settings
 
 
 def parameters_of(folder: Path) -> int:

@@ -9,6 +9,7 @@ checkpoint and publishes anew. Whoever reads one goes by its digest.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from shared.errors import UserError
 from shared.versions import Version
 
 MANIFEST = "manifest.json"
+_VERSION = re.compile(r"v(\d{4,})-(\d{8,})")  # the name of its folder
 _CHUNK = 2**20
 _THREADS = 4  # by which a digest takes no longer than reading the files does; one is enough beside a reader
 _LARGE = 2**26  # from here on; of small files it takes longer to start threads
@@ -113,8 +115,8 @@ def published(root: Path) -> list[Version]:
     """The complete versions in the folder, oldest first."""
     if not root.is_dir():
         return []
-    names = [p.name for p in root.iterdir() if p.is_dir() and p.name.startswith("v")]
-    return sorted(Version(int(n[1:5]), int(n[6:])) for n in names)
+    names = [_VERSION.fullmatch(p.name) for p in root.iterdir() if p.is_dir()]
+    return sorted(Version(int(name[1]), int(name[2])) for name in names if name)
 
 
 def delete(root: Path, version: Version) -> None:

@@ -22,6 +22,7 @@ from shared.config import Config, load
 from shared.engine_choice import has_vllm
 from shared.errors import UserError
 from shared.evaluation.records import Job, Question
+from shared.model_files import read_settings
 from shared.prompts import QUESTION, Example
 from shared.rewards import own
 
@@ -212,7 +213,7 @@ def _label(word: str) -> str:
 
 
 def _positions(directory: Path) -> int | None:
-    settings = json.loads((directory / "config.json").read_text())
+    settings = read_settings(directory / "config.json")
     return settings.get("max_position_embeddings") or settings.get("text_config", {}).get("max_position_embeddings")
 
 

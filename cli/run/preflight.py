@@ -1,6 +1,5 @@
 """What can be known to go wrong before anything is started, cheap checks first; each is one sentence for the user."""
 
-import json
 import shutil
 from itertools import islice
 from pathlib import Path
@@ -19,7 +18,7 @@ from shared.config import Config
 from shared.engine_choice import engine_of, has_vllm
 from shared.errors import UserError
 from shared.gpus import Gpu, trains_in_float32, visible_gpus
-from shared.model_files import find_model, parameters_of
+from shared.model_files import find_model, parameters_of, read_settings
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import WEIGHTS_SHARE, wait_until_up
 from shared.rewards import own
@@ -187,7 +186,7 @@ class Preflight:
             parameters_of(model_dir),
             own=4 if c.model.dtype == "float32" else 2,
             reference=parameters_of(fixed) if fixed else 0,
-            architecture=json.loads((model_dir / "config.json").read_text()),
+            architecture=read_settings(model_dir / "config.json"),
         )
         return one_gpu.refusal(c, gpus, model)
 
@@ -261,7 +260,7 @@ class Preflight:
         return self._data("data.eval", self.config.data.eval) if self.config.data.eval else None
 
     def _context(self, model_dir: Path) -> None:
-        settings = json.loads((model_dir / "config.json").read_text())
+        settings = read_settings(model_dir / "config.json")
         positions = settings.get("max_position_embeddings") or settings.get("text_config", {}).get(
             "max_position_embeddings"
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from services.actor.text import messages_of
 from shared.errors import UserError
+from shared.model_files import read_settings
 from shared.prompts import Example, PromptSource
 
 CHUNK = 1000
@@ -137,4 +138,4 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_settings(path) if path.is_file() else {}

@@ -66,17 +66,18 @@ class Recorder:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a file; a line that a crash cut off is left out."""
+    """The records of a file; a line that a crash cut off, or that is no record, is left out."""
     if not path.is_file():
         return []
-    return [record for line in path.read_text().splitlines() if (record := _parsed(line)) is not None]
+    return [record for line in path.read_text(errors="replace").splitlines() if (record := _parsed(line)) is not None]
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    return record if isinstance(record, dict) else None
 
 
 def _replace(path: Path, records: Iterable[dict[str, Any]]) -> None:

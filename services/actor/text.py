@@ -59,7 +59,7 @@ class Codec:
                 local_files_only=True,
                 trust_remote_code=False,  # no code of a model's folder is run
             )
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  the binding raises bare Exceptions
             raise UserError(f"{directory} has no tokenizer that loads ({_first_line(error)}).") from None
         specials = {*self.tokenizer.all_special_tokens}
         specials |= {t.content for t in self.tokenizer.added_tokens_decoder.values() if t.special}

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from cli.run.recorder import Recorder, read_records
 
 
@@ -53,6 +55,18 @@ def test_a_resumed_run_reads_on_behind_the_last_event(tmp_path: Path) -> None:
     again = Recorder(tmp_path)
     assert again.last_id == "17-3"
     assert [r["kind"] for r in again.records()] == ["session", "rollout", "memory"]
+    again.close()
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"[" * 100_000, b"7", b'"step"'], ids=["bytes", "nested", "7", "text"])
+def test_a_line_that_is_no_record_costs_that_line_only(tmp_path: Path, line: bytes) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.add(b"1-0", step(0))
+    recorder.close()
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    again = Recorder(tmp_path)
+    assert again.last_id == "1-0" and len(again.records()) == 1
     again.close()
 
 

@@ -67,6 +67,18 @@ def test_attention_heads_that_the_gpus_of_an_actor_cannot_share(refused: Callabl
     assert "actor.tensor_parallel = 4 does not divide the 14 attention heads" in refused("--actor.tensor_parallel", "4")
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"{", b"[" * 100_000, b"[1]"], ids=["bytes", "cut", "nested", "a list"]
+)
+def test_settings_of_a_model_that_nobody_can_read(
+    refused: Callable[..., str], model_dir: Path, file: str, content: bytes
+) -> None:
+    (model_dir / file).write_bytes(content)
+    said = refused()
+    assert f"{model_dir / file}" in said and said.endswith("copy the model again.")
+
+
 def test_several_gpus_for_the_torch_engine(refused: Callable[..., str]) -> None:
     said = refused("--actor.tensor_parallel", "2", "--actor.engine", "torch")
     assert "actor.tensor_parallel = 2 is of the vLLM engine" in said

@@ -37,6 +37,7 @@ def test_publishing_again_replaces_and_deleting_removes(tmp_path):
     path, digest, _ = weights.publish(tmp_path, Version(1, 2), write(b"new"))
     weights.verify(path, digest)
     weights.publish(tmp_path, Version(0, 9), write(b"x"))
+    (tmp_path / "vendor").mkdir()
     assert weights.published(tmp_path) == [Version(0, 9), Version(1, 2)]
     weights.delete(tmp_path, Version(1, 2))
     weights.delete(tmp_path, Version(1, 2))

@@ -7,7 +7,6 @@ log-probability of every token is that of a full forward under the version the t
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from shared.config import Config
 from shared.cores import available, thread_shares
 from shared.errors import UserError
 from shared.messages import WeightsNotice
+from shared.model_files import read_settings
 from shared.versions import Version
 
 Finish = Literal["stop", "eos", "length"]
@@ -107,7 +107,7 @@ def end_tokens(directory: Path) -> tuple[int, ...]:
     """Every id that ends a turn: those of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
         if (directory / name).is_file():
-            ids = json.loads((directory / name).read_text()).get("eos_token_id")
+            ids = read_settings(directory / name).get("eos_token_id")
             if ids is not None:
                 return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()
