@@ -1,7 +1,8 @@
 """Memory of freed tensors goes back to the system.
 
 Steps and rollouts allocate and free tensors of every size. glibc keeps up to 32 MB of each in its heap, in pieces that
-the next ones do not fit into: on the demo a learner grew by 3 to 7 MiB a step, and a torch engine by a fifth of one.
+the next ones do not fit into: with micro-batches of 8,192 tokens the demo's learner holds 0.75 GiB between two steps
+after thirty of them, and 0.37 where they are given back.
 """
 
 import ctypes

@@ -200,7 +200,7 @@ class Learner(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
     ranks: int = Field(default=1, ge=1)  # processes that hold one model between them (FSDP), each with a GPU of its own
     threads: int = Field(default=0, ge=0)  # CPU threads; 0: its share of the cores
-    cache_bytes: int = Field(default=256 * 2**20, ge=0)  # of groups in memory, kept between a scan and the batch
+    cache_bytes: int = Field(default=256 * 2**20, ge=0)  # at most, of groups in memory that may be asked for again
     checkpoint_every: int = Field(default=10, ge=1)  # steps
     keep_last: int = Field(default=2, ge=1)  # checkpoints
     keep_every: int = Field(default=0, ge=0)  # steps; checkpoints at its multiples are kept for good
