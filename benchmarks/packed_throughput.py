@@ -17,7 +17,7 @@ import torch
 from benchmarks.figure import Figure, rates, run_alone, say
 from services.learner.groups.group import Row
 from services.learner.model.batching import micro_batches, tokens_read
-from services.learner.model.policy import is_packed, load_policy, logprobs
+from services.learner.model.policy import is_packed, load_policy, logprobs, shares_prompts
 from tests.replay.recording import Recording
 
 POLICY = Path(__file__).parents[1] / "examples" / "atlas" / "policy"
@@ -63,9 +63,13 @@ def measure(*, micro_tokens: int = 8192, rounds: int = 5) -> list[Figure]:
     """Scanning and training, packed against padded, in turns; the first round warms up."""
     torch.set_num_threads(1)
     models = {p: load_policy(POLICY, torch.float32, torch.device("cpu"), packed=p) for p in (True, False)}
+    sharing = shares_prompts(models[True])
     rows = recorded_rows(models[True].get_input_embeddings().weight.shape[0])
     cuts = {
-        "packed": (models[True], list(micro_batches(rows, micro_tokens, packed=True))),
+        "packed": (
+            models[True],
+            list(micro_batches(rows, micro_tokens, packed=True, sharing=sharing)),
+        ),
         "padded, sorted by length": (models[False], list(micro_batches(rows, micro_tokens, packed=False))),
         "padded in order": (models[False], list(in_order(rows, micro_tokens))),
     }

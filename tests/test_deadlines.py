@@ -83,6 +83,10 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "asyncio.to_thread(self._loaded[0].read, directory, notice.digest)",
     ): "as long as the disk takes: the swap's deadline begins behind it, and rollouts go on",
     (
+        "services/actor/evaluate.py:put_beside",
+        "asyncio.to_thread(weights.digest_of, adapters)",
+    ): "as long as the disk takes: nothing else goes on yet",
+    (
         "services/actor/engines/torch_engine.py:TorchEngine.swap",
         "asyncio.to_thread(malloc.give_back, notice.version.number)",
     ): "a call of the C library, of a fraction of a second",

@@ -39,7 +39,10 @@ def refusal(config: Config, gpus: list[Gpu], model: Model) -> str | None:
     if len(gpus) > 1:
         which = f"the first of the {len(gpus)} GPUs here, which learner and actors take with run.gpus = 'share',"
     lower = f"set actor.gpu_memory_utilization to {fits:g} or less"
-    smaller = "train with learner.recompute, learner.offload or learner.lora_rank, or give the actors GPUs of their own"
+    smaller = (
+        "lower learner.micro_tokens, train with learner.recompute, learner.offload or learner.lora_rank, or give the "
+        "actors GPUs of their own"
+    )
     return (
         f"{which} has {total / GIB:.1f} GiB, of which the learner takes {held / GIB:.1f} and {activations / GIB:.1f} "
         f"for activations of learner.micro_tokens = {config.learner.micro_tokens}, and actor.count = {actors} with "

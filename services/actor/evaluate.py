@@ -27,6 +27,7 @@ from services.actor.retrieval import RetrievalClient
 from services.actor.rollout import Budget, Player, Rollout
 from services.actor.text import Codec
 from services.actor.verdicts import answered
+from shared import weights
 from shared.cancellation import stop
 from shared.config import Config, without_password
 from shared.errors import UserError
@@ -180,7 +181,7 @@ async def _answer(
     try:
         await engine.start()
         if adapters is not None:
-            await _put_beside(engine, adapters)
+            await put_beside(engine, adapters)
         log.info("engine %s is up", engine.name)
         player = Player(engine, codec, Budget.of(config), retriever.search if retriever is not None else None)
         work = asyncio.ensure_future(Evaluation(config, job, player, file).run(questions))
@@ -196,9 +197,10 @@ async def _answer(
         await engine.close()
 
 
-async def _put_beside(engine: MeteredEngine, adapters: Path) -> None:
+async def put_beside(engine: Engine, adapters: Path) -> None:
     """Have the engine, which holds the base, answer with these adapters, as an actor does with those of a version."""
-    unsaid = WeightsNotice(version=Version(0, 0), location="", digest="", size=0, published=0.0, canary=[])
+    digest, size = await asyncio.to_thread(weights.digest_of, adapters)  # nobody has announced them
+    unsaid = WeightsNotice(version=Version(0, 0), location="", digest=digest, size=size, published=0.0, canary=[])
     try:
         await engine.swap(unsaid, adapters)
     except CanaryRefused as error:

@@ -272,7 +272,8 @@ class Loop:
         skipped = (self.step, first) if first > self.step else None
         if skipped:
             self.step, self._cursor = first, None
-            self._gone = max(self._gone, first)
+            if not self._open:  # else those are trained again when this life ends before it has saved them
+                self._gone = max(self._gone, first)
             self._publish()
         if not self._sender.has(self._publisher.notice):
             self._send_weights()

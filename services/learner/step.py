@@ -25,7 +25,7 @@ from services.learner.groups.group import Group, Row
 from services.learner.losses.denominators import per_token
 from services.learner.model.batching import Flat, flat_index, flatten, micro_batches, mini_batches, tokens_read
 from services.learner.model.optimise import Optimiser
-from services.learner.model.policy import device_of, is_packed, logprobs
+from services.learner.model.policy import device_of, is_packed, logprobs, shares_prompts
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.statistics import Scores
 from services.learner.stop import Stop
@@ -250,7 +250,8 @@ def _accumulate(
 
 def _cuts(trainer: Trainer, flat: Flat) -> list[list[Row]]:
     """The micro-batches, as many on every rank: the last ones may be empty."""
-    cuts = list(micro_batches(flat.rows, trainer.settings.micro_tokens, packed=is_packed(trainer.model)))
+    how = {"packed": is_packed(trainer.model), "sharing": shares_prompts(trainer.model)}
+    cuts = list(micro_batches(flat.rows, trainer.settings.micro_tokens, **how))
     return cuts + [[]] * (trainer.ranks.most(len(cuts)) - len(cuts))
 
 

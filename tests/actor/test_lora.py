@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from services.actor.engines.engine import CanaryRefused, Sampling
 from services.actor.engines.torch_engine import TorchEngine
 from services.actor.engines.vllm_setup import engine_arguments
+from services.actor.evaluate import put_beside
 from shared import weights
 from shared.adapters import CONFIG, WEIGHTS, adapters_of, add_adapters
 from shared.config import Config
@@ -122,6 +123,18 @@ def test_vllm_makes_room_for_adapters_in_the_layers_and_not_at_the_output(
     some = engine_arguments(make_config(learner=LORA | {"lora_targets": "q_proj, v_proj"}), model_dir, on_cpu=True)
     assert some["lora_target_modules"] == ["q_proj", "v_proj"]
     assert "enable_lora" not in engine_arguments(make_config(), model_dir, on_cpu=True)
+
+
+async def test_an_evaluation_has_adapters_beside_their_base_that_nobody_announced(
+    make_config: Callable[..., Config], publish_adapters: Publish
+) -> None:
+    _, folder, model = publish_adapters(1, seed=3)
+    engine = TorchEngine(make_config(learner=LORA))
+    await engine.start()
+    await put_beside(engine, folder)
+    said = await engine.generate([3, 20, 2, 4], Sampling(1.0, 20, 9))
+    assert np.abs(gap(model, [3, 20, 2, 4], said)).max() < 1e-4
+    await engine.close()
 
 
 async def test_the_torch_engine_changes_adapters_in_flight(

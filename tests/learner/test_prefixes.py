@@ -42,7 +42,7 @@ def rows_of(groups: list[tuple[int, list[int]]]) -> list[Row]:
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
-GROUPS = [(12, [5, 9, 1]), (12, [3, 3]), (7, [8, 2, 8]), (9, [4]), (2, [10, 12]), (1, [3, 3])]
+GROUPS = [(12, [5, 7, 3]), (12, [5, 6]), (7, [8, 6, 8]), (9, [4]), (2, [10, 12]), (1, [3, 3])]
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
@@ -96,10 +96,16 @@ def test_a_prompt_that_is_shared_wrongly_is_noticed_when_the_model_is_loaded(
     assert "have other log-probabilities" in caplog.text
 
 
+def test_a_prompt_is_not_shared_where_one_row_is_much_longer_than_the_others() -> None:
+    assert families(rows_of([(21, [10] * 8)])).keys() == {20}
+    assert not families(rows_of([(21, [40] + [10] * 7)]))
+    assert [len(family) for family in families(rows_of([(21, [10] * 8), (21, [38] * 2)]))[20]] == [8], "in one block"
+
+
 def test_rows_that_can_share_a_prompt_follow_the_longest_of_them() -> None:
     rows = [replace(row, start=i) for i, row in enumerate(rows_of([(30, [9, 5, 20]), (40, [8, 2]), (1, [45, 37])]))]
-    (cut,) = micro_batches(rows, 1000, packed=True)
+    (cut,) = micro_batches(rows, 1000, packed=True, sharing=True)
     assert [row.inputs for row in cut] == [49, 38, 34, 47, 41, 45, 37]
-    assert list(micro_batches(rows[::-1], 1000, packed=True)) == [cut]
+    assert list(micro_batches(rows[::-1], 1000, packed=True, sharing=True)) == [cut]
     (padded,) = micro_batches(rows, 1000, packed=False)
     assert [row.inputs for row in padded] == [49, 47, 45, 41, 38, 37, 34]

@@ -96,16 +96,16 @@ def mini_batches(groups: Sequence[J], size: int) -> list[list[J]]:
     return [[one for group in cut for one in (*joining.get(group.id, ()), group)] for cut in cuts]
 
 
-def micro_batches(rows: Sequence[Row], budget: int, *, packed: bool) -> Iterator[list[Row]]:
+def micro_batches(rows: Sequence[Row], budget: int, *, packed: bool, sharing: bool = False) -> Iterator[list[Row]]:
     """Rows sorted by length, longest first, cut so that what the model reads stays within `budget` tokens.
 
-    Packed rows cost what they are long, and those that can share a prompt follow the longest of them. Others are padded
-    to the longest beside them; neighbours in length share a micro-batch, so padding is little. A row above the budget
-    is one of its own.
+    Packed rows cost what they are long; where they are `sharing` prompts, those that can follow the longest of them.
+    Others are padded to the longest beside them; neighbours in length share a micro-batch, so padding is little. A row
+    above the budget is one of its own.
     """
     batch: list[Row] = []
     held = 0
-    for row in _in_order(rows, packed=packed):
+    for row in _in_order(rows, sharing=sharing):
         cost = row.inputs if packed or not batch else batch[0].inputs
         if batch and held + cost > budget:
             yield batch
@@ -116,10 +116,10 @@ def micro_batches(rows: Sequence[Row], budget: int, *, packed: bool) -> Iterator
         yield batch
 
 
-def _in_order(rows: Sequence[Row], *, packed: bool) -> list[Row]:
+def _in_order(rows: Sequence[Row], *, sharing: bool) -> list[Row]:
     order = sorted(rows, key=lambda r: (-r.inputs, r.start))
     place = list(range(len(order)))
-    for members in families(order).values() if packed else ():
+    for members in families(order).values() if sharing else ():
         for family in members:
             for i in family:
                 place[i] = family[0]

@@ -110,6 +110,11 @@ def is_packed(model: Any) -> bool:
     return model.config.get_text_config()._attn_implementation == PACKED
 
 
+def shares_prompts(model: Any) -> bool:
+    """Whether packed rows of one prompt read it once."""
+    return is_packed(model) and _computes_in(model) in _SHARING
+
+
 def device_of(model: Any) -> torch.device:
     """Where the model computes; shards of it may lie elsewhere between."""
     return getattr(model, DEVICE, None) or next(model.parameters()).device
@@ -132,7 +137,7 @@ def logprobs(model: Any, rows: Sequence[Row], temperature: float) -> Tensor:
     """
     device = device_of(model)
     if is_packed(model):
-        inputs, starts, beside = pack(rows, device, share=_computes_in(model) in _SHARING)
+        inputs, starts, beside = pack(rows, device, share=shares_prompts(model))
     else:
         width, beside = max(row.inputs for row in rows), {}
         starts = np.arange(len(rows)) * width
@@ -167,7 +172,7 @@ def _use_packing(model: Any) -> None:
         log.warning("the attention of %s is not plain causal attention: rows are padded", name)
         return
     apart = [Row(np.arange(n) % min(8, vocabulary_of(model)), np.arange(1, n), 0) for n in (9, 7, 7, 4)]
-    sharing = [Row(row.tokens, row.positions[4:], 0) for row in apart[:3]]
+    sharing = [Row(row.tokens, row.positions[5:], 0) for row in apart[:3]]
     alone = [torch.cat([logprobs(model, [row], 1.0) for row in rows]) for rows in (apart, sharing)]
     model.set_attn_implementation(PACKED)
     most = PACKED_OFF[_computes_in(model)]

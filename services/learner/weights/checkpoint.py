@@ -101,7 +101,7 @@ def _load_state(file: Path) -> dict[str, Any]:
         ) from None
     except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{file} cannot be read ({type(error).__name__}): "
+            f"{file} cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0]}): "
             "put a checkpoint of this run in its place, or delete the folder."
         ) from None
 
