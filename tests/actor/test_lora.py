@@ -74,6 +74,7 @@ async def check_swaps_in_flight(engine: Any, publish_adapters: Publish) -> None:
     for notice, _, model in published:
         models[notice.version] = model
     await engine.swap(*published[0][:2])
+    await engine.verify(*published[1][:2])  # so that the first swap under them waits for no disk
     running = [asyncio.ensure_future(engine.generate(p, Sampling(1.0, 380, i))) for i, p in enumerate(prompts)]
     for notice, folder, _ in published[1:]:
         before = engine.progress
