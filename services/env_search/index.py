@@ -31,7 +31,7 @@ from shared.lines import file_size
 
 OFFSETS = "offsets.npy"
 # of files that are cut short, hold other things, or objects, which would be unpickled; TokenError: numpy's, of a header
-_DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, TokenError)
+_DAMAGE = (EOFError, OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, TokenError)
 
 
 @dataclass(frozen=True)
