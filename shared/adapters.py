@@ -15,6 +15,7 @@ import msgspec
 from blake3 import blake3
 
 from shared.errors import UserError
+from shared.messages import UNREADABLE
 from shared.model_files import find_model
 from shared.weights import update_from
 
@@ -75,7 +76,7 @@ def settings_of(folder: Path) -> dict[str, object]:
 def _read(file: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise UserError(f"{file} cannot be read ({error}): adapters need it as it was written beside them.") from None
 
 

@@ -36,6 +36,10 @@ TIMED_OUT = "timed_out"  # the group's deadline came first: masked, never scored
 ROLLOUT_STATUSES = (FINISHED, TRUNCATED, ENV_FAILED, TIMED_OUT)
 
 
+# What msgspec raises of bytes that are not what they should be: those nested without end, too.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 class Malformed(ValueError):
     """Bytes that are not a valid message; the text says why and is kept with the dead letter."""
 
@@ -268,7 +272,7 @@ def decode(data: bytes, kind: Any) -> Any:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         message = decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Malformed(f"not a valid message: {error}") from None
     if message.schema != SCHEMA:
         raise Malformed(f"schema {message.schema}, and this version reads schema {SCHEMA}")

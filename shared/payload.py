@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.messages import LARGEST, SCHEMA, Malformed
+from shared.messages import LARGEST, SCHEMA, UNREADABLE, Malformed
 from shared.versions import Version
 
 
@@ -100,7 +100,7 @@ def decode_payload(data: bytes, run: str) -> Payload:
     """Views into `data` (read-only, nothing is copied but the mask). Raises Malformed for anything inconsistent."""
     try:
         w = msgspec.msgpack.decode(data, type=_Wire)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Malformed(f"not a valid payload: {error}") from None
     if w.schema != SCHEMA:
         raise Malformed(f"payload {w.id}: schema {w.schema}, and this version reads schema {SCHEMA}")

@@ -12,6 +12,7 @@ import msgspec
 
 from services.env_search.backend import IndexSpec
 from shared.errors import UserError
+from shared.messages import UNREADABLE
 
 SCHEMA = 1
 FILE = "manifest.json"
@@ -63,7 +64,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         return None
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (OSError, *UNREADABLE):
         raise UserError(f"{path} cannot be read as the manifest of an index: build the index again.") from None
     if manifest.schema != SCHEMA:
         raise UserError(f"{path} has schema {manifest.schema}, this version reads {SCHEMA}: build the index again.")

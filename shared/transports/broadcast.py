@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import UserError
+from shared.messages import UNREADABLE
 from shared.streams import Keys
 from shared.workers import NotAnswered, StartFailed, TooSlow, Worker
 
@@ -137,5 +138,5 @@ def decode(data: bytes, kind: type[T]) -> T:
     """UserError where it is none."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise UserError(f"a {kind.__name__} of a broadcast cannot be read ({error}).") from None

@@ -16,6 +16,7 @@ import msgspec
 from blake3 import blake3
 
 from shared.errors import UserError
+from shared.messages import UNREADABLE
 from shared.streams import Keys
 from shared.versions import Version
 
@@ -130,5 +131,5 @@ def decode(data: bytes) -> Contents:
     """UserError where it is not what `encode` made."""
     try:
         return msgspec.msgpack.decode(data, type=Contents)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise UserError(f"the contents of a version in Redis cannot be read ({error}).") from None
