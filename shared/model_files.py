@@ -54,6 +54,12 @@ def read_settings(file: Path) -> dict[str, Any]:
     return settings
 
 
+def positions_of(folder: Path) -> int | None:
+    """Tokens that the model in a folder can take at once, by its config.json; None where it does not say."""
+    settings = read_settings(folder / "config.json")
+    return settings.get("max_position_embeddings") or settings.get("text_config", {}).get("max_position_embeddings")
+
+
 def parameters_of(folder: Path) -> int:
     """How many numbers the folder's safetensors hold, by their headers; what is none of them counts nothing."""
     return sum(_numbers_in(file) for file in folder.glob("*.safetensors"))

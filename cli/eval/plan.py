@@ -22,7 +22,7 @@ from shared.config import Config, load
 from shared.engine_choice import has_vllm
 from shared.errors import UserError
 from shared.evaluation.records import Job, Question
-from shared.model_files import read_settings
+from shared.model_files import positions_of
 from shared.prompts import QUESTION, Example
 from shared.rewards import own
 
@@ -144,7 +144,7 @@ def _placed(config: Config, target: Target, out: str | None) -> Config:
 
 def _math_tokens(directory: Path) -> dict[str, int]:
     """Room for a worked solution, as far as the model's positions go."""
-    positions = _positions(directory) or MATH_TOKENS["rollout.max_tokens"]
+    positions = positions_of(directory) or MATH_TOKENS["rollout.max_tokens"]
     if positions >= MATH_TOKENS["rollout.max_tokens"]:
         return MATH_TOKENS
     prompt = positions // 2
@@ -212,11 +212,6 @@ def _label(word: str) -> str:
     return Path(word).name.removesuffix(".jsonl").removesuffix(".parquet")
 
 
-def _positions(directory: Path) -> int | None:
-    settings = read_settings(directory / "config.json")
-    return settings.get("max_position_embeddings") or settings.get("text_config", {}).get("max_position_embeddings")
-
-
 class _Prompts:
     """Questions as a source of prompts."""
 
@@ -239,7 +234,7 @@ class _Prompts:
 
 
 def _check_lengths(config: Config, directory: Path, questions: Sequence[Question]) -> None:
-    limits, positions = config.rollout, _positions(directory)
+    limits, positions = config.rollout, positions_of(directory)
     if positions and limits.max_tokens > positions:
         raise UserError(
             f"rollout.max_tokens = {limits.max_tokens} exceeds the {positions} positions of the model in {directory}: "
