@@ -25,8 +25,8 @@ class Recorder:
 
     def __init__(self, run_dir: Path) -> None:
         self.events_path, self.metrics_path = run_dir / EVENTS, run_dir / METRICS
-        stored = [r[STREAM_ID] for r in self.records() if STREAM_ID in r]
-        self.last_id: str = stored[-1] if stored else BEGINNING
+        newest = (_parsed(line) or {} for line in reversed(_lines(self.events_path)))
+        self.last_id: str = next((r[STREAM_ID] for r in newest if STREAM_ID in r), BEGINNING)
         self._last_step = max((r["step"] for r in read_records(self.metrics_path)), default=-1)
         _end_with_newline(self.events_path)
         _end_with_newline(self.metrics_path)
@@ -67,9 +67,11 @@ class Recorder:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The records of a file; a line that a crash cut off, or that is no record, is left out."""
-    if not path.is_file():
-        return []
-    return [record for line in path.read_text(errors="replace").splitlines() if (record := _parsed(line)) is not None]
+    return [record for line in _lines(path) if (record := _parsed(line)) is not None]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
