@@ -66,10 +66,7 @@ def measure(*, micro_tokens: int = 8192, rounds: int = 5) -> list[Figure]:
     sharing = shares_prompts(models[True])
     rows = recorded_rows(models[True].get_input_embeddings().weight.shape[0])
     cuts = {
-        "packed": (
-            models[True],
-            list(micro_batches(rows, micro_tokens, packed=True, sharing=sharing)),
-        ),
+        "packed": (models[True], list(micro_batches(rows, micro_tokens, packed=True, sharing=sharing))),
         "padded, sorted by length": (models[False], list(micro_batches(rows, micro_tokens, packed=False))),
         "padded in order": (models[False], list(in_order(rows, micro_tokens))),
     }

@@ -250,8 +250,8 @@ def _accumulate(
 
 def _cuts(trainer: Trainer, flat: Flat) -> list[list[Row]]:
     """The micro-batches, as many on every rank: the last ones may be empty."""
-    how = {"packed": is_packed(trainer.model), "sharing": shares_prompts(trainer.model)}
-    cuts = list(micro_batches(flat.rows, trainer.settings.micro_tokens, **how))
+    model, tokens = trainer.model, trainer.settings.micro_tokens
+    cuts = list(micro_batches(flat.rows, tokens, packed=is_packed(model), sharing=shares_prompts(model)))
     return cuts + [[]] * (trainer.ranks.most(len(cuts)) - len(cuts))
 
 
