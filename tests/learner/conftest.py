@@ -1,6 +1,6 @@
 """A tiny real policy with TIED embeddings, groups it really sampled, and a learner's parts around them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import redis
 import torch
+import torch.distributed as dist
 
 from services.learner.clock import Clock
 from services.learner.groups.group import Group, group_from_payload
 from services.learner.model.optimise import Optimiser
 from services.learner.model.policy import load_policy
+from services.learner.ranks.members import Ranks
+from services.learner.ranks.sharded import load_sharded
 from services.learner.step import Trainer
 from services.learner.stop import Stop
 from shared import streams
@@ -43,6 +46,15 @@ def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(policy_dir: Path) -> Any:
     """A fresh copy of the policy, as the learner loads it."""
     return load_policy(policy_dir, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture
+def sharded(policy_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The policy in shards, all of which one rank holds."""
+    dist.init_process_group("gloo", f"file://{tmp_path_factory.mktemp('ranks')}/met", rank=0, world_size=1)
+    ranks = Ranks(group=dist.group.WORLD)
+    yield load_sharded(policy_dir, torch.float32, torch.device("cpu"), ranks, packed=True)
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.learner.ranks.sharded import trains_shards
 from services.learner.weights import digest_beside, publish
 from services.learner.weights.digest_beside import DigestBeside
 from services.learner.weights.model_writer import written
@@ -67,9 +68,12 @@ def test_of_weights_that_were_not_written_to_the_end_too(tmp_path: Path) -> None
     assert digest.of(tmp_path) == weights.digest_of(tmp_path)
 
 
+@pytest.mark.parametrize("held", ["model", "sharded"])
 def test_of_a_published_model_all_is_read_but_its_weights(
-    tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, held: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model: Any = request.getfixturevalue(held)
+    assert trains_shards(model) == (held == "sharded")
     read: list[str] = []
 
     def update_from(hasher: Any, file: Path) -> None:

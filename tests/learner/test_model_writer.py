@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.learner.model.policy import load_policy
+from services.learner.ranks.sharded import meeting_all
 from services.learner.weights import publish
 from services.learner.weights.model_writer import as_written, write_plain
 from services.learner.weights.publisher import Publisher
@@ -69,6 +70,16 @@ def test_the_canary_of_rounded_files_is_what_a_model_loaded_from_them_computes(
         return max(abs(a - b) for ours, theirs in pairs for a, b in zip(ours.logprobs, theirs.logprobs, strict=True))
 
     assert gap(scores) < 1e-5 < 1e-3 < gap(exact)
+
+
+@pytest.mark.parametrize("wrong", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_rank_that_cannot_write_a_file_gathers_the_model_all_the_same(
+    tmp_path: Path, sharded: Any, wrong: str
+) -> None:
+    (tmp_path / wrong).mkdir()
+    with pytest.raises(OSError, match=wrong), meeting_all(sharded):
+        publish.write_model(sharded, {"tokenizer.json": b"{}"}, tmp_path)
+    assert sharded.headrace_gathered == 1, "as often as the ranks that wait for it"
 
 
 def test_weights_are_put_back_when_a_forward_fails_and_wider_types_round_nothing(model: Any) -> None:

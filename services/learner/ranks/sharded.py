@@ -8,7 +8,7 @@ A frozen model lies in its dtype. Adapters that are put into it afterwards are s
 their gradients are added up over the ranks (`members.Ranks.add_up`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
@@ -32,7 +32,8 @@ from torch.distributed.tensor import DTensor
 
 from services.learner.model.policy import DEVICE, SCORED, prepare, score
 from services.learner.ranks.members import Ranks
-from services.learner.weights.model_writer import written
+from services.learner.weights.digest_beside import DigestBeside
+from services.learner.weights.model_writer import write_companions, written
 from shared.adapters import has_adapters
 from shared.errors import UserError
 
@@ -116,19 +117,23 @@ def trains_shards(model: Any) -> bool:
     return isinstance(model, FSDPModule) and not has_adapters(model)
 
 
-def write_sharded(model: Any, folder: Path) -> None:
-    """config.json and model.safetensors. Every rank calls it, rank 0 writes, one parameter at a time.
+def write_sharded(
+    model: Any, folder: Path, companions: Mapping[str, bytes], digest: DigestBeside | None = None
+) -> None:
+    """config.json, `companions` and model.safetensors. Every rank calls it, rank 0 writes, one parameter at a time, of
+    which `digest` hears.
 
     Where rank 0 cannot write it still takes part in the gathering, and raises at the end.
     """
     dtype, ranks = model.headrace_dtype, model.headrace_ranks
     shapes = {name: (tuple(p.shape), dtype) for name, p in model.named_parameters()}
-    writing = written(folder / "model.safetensors", shapes) if ranks.leads else None
+    writing = written(folder / "model.safetensors", shapes, digest) if ranks.leads else None
     error: OSError | None = None
     try:
         if writing:
             model.config.dtype = dtype
             model.config.save_pretrained(folder)
+            write_companions(folder, companions)
             next(writing)
     except OSError as failed:
         error = failed

@@ -44,8 +44,7 @@ def write_model(
     Of one that is trained in shards all ranks call it; those that do not lead have no companions and need no folder.
     """
     if trains_shards(model):
-        write_sharded(model, folder)
-        write_companions(folder, companions)
+        write_sharded(model, folder, companions, digest)
     elif has_adapters(model):
         write_adapters(model, folder)
         write_companions(folder, companions)
