@@ -49,6 +49,14 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu] | None:
     return narrowed(gpus, visible)
 
 
+def least_used(gpus: list[Gpu], count: int) -> list[Gpu]:
+    """`count` of them for a process without a lease: any idle one before a busy one; of idle ones the last, since
+    leases take the first.
+    """
+    by_use = sorted(enumerate(gpus), key=lambda at: (at[1].used if at[1].busy else 0.0, -at[0]))
+    return [gpu for _, gpu in by_use[:count]]
+
+
 def trains_in_float32(dtype: str, device: str) -> bool:
     """By model.dtype and learner.device, as the learner will choose: without asking torch, which is slow to import."""
     return dtype == "float32" or (dtype == "auto" and (device == "cpu" or not visible_gpus()))

@@ -222,6 +222,7 @@ IN_THREADS: dict[str, str] = {
     "self._root.mkdir": FILE,
     "self._thread.join": "is given 4 s",
     "shutil.rmtree": FILE,
+    "take_gpus": "nvidia-smi with a time limit",
     "together": FILE,
     "wait_until_up": "is given how long",
     "weights.verify": FILE,

@@ -25,6 +25,8 @@ how it is asked      as the run or --config says; for a model without either, --
 figures              Mean@n: mean over samples, then questions. Best@k and pass@k: one of k samples; the exact mean
                      over all choices of k out of n samples (--samples). majority@k: the most frequent of k answers.
                      A sample that ran out of time, or that nobody could score, counts as wrong and is counted
+on which GPU         of several on one that nobody works on (a tenth of its memory in use, or less), else on the least
+                     used; CUDA_VISIBLE_DEVICES=1 headrace eval ... names another
 stopping             Ctrl-C at any time; the same command goes on where it was. The folder has answers.jsonl (a line
                      per question) and eval.json (what --json prints)
 """

@@ -32,6 +32,7 @@ from shared.cancellation import stop
 from shared.config import Config, without_password
 from shared.errors import UserError
 from shared.evaluation.records import ANSWERS_LOCK, AnswersFile, Job, Question, read_job, read_questions, weights_of
+from shared.gpus import VISIBLE_VARIABLE, least_used, visible_gpus
 from shared.messages import ENV_FAILED, WeightsNotice
 from shared.model_files import find_model
 from shared.seeds import derive
@@ -165,7 +166,29 @@ async def _serve(config: Config, job: Job, folder: Path, file: AnswersFile, engi
     log.info("%d questions to answer, %d samples each", len(questions), job.samples)
     if questions:
         adapters = weights_of(folder, job) if config.learner.lora_rank else None
-        await _answer(config, job, questions, file, MeteredEngine(engine or make_engine(config)), adapters)
+        if engine is None:
+            await asyncio.to_thread(take_gpus, config.actor.tensor_parallel)
+            engine = make_engine(config)  # imports torch, which sees those GPUs alone
+        await _answer(config, job, questions, file, MeteredEngine(engine), adapters)
+
+
+def take_gpus(count: int) -> None:
+    """Where more are visible than `count`, leave the least used ones visible.
+
+    An evaluation has no lease, since it has no Redis: what keeps others off its GPUs is the memory that it uses there.
+    """
+    gpus = visible_gpus() or []
+    if len(gpus) <= count:
+        return
+    taken = least_used(gpus, count)
+    os.environ[VISIBLE_VARIABLE] = ",".join(gpu.uuid for gpu in taken)
+    for gpu in taken:
+        log.log(
+            logging.WARNING if gpu.busy else logging.INFO,
+            "takes %s, of whose memory %.0f %% is in use by others",
+            gpu.uuid,
+            100 * gpu.used,
+        )
 
 
 async def _answer(

@@ -1,6 +1,8 @@
 """The evaluating process over a scripted engine: what is asked again, what is written, what its samples depend on."""
 
 import asyncio
+import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +78,37 @@ async def test_every_sample_is_scored_and_votes(single: Config, model_dir: Path,
     assert answered.f1 == answered.scores
     assert answered.statuses == [FINISHED] * 4
     assert [len(t) > 0 for t in answered.texts] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("listing", "visible", "said"),
+    [
+        ("GPU-a, 70000, 81559\nGPU-b, 3, 81559\nGPU-c, 900, 81559\nGPU-d, 0, 81559\n", "GPU-c", "INFO"),
+        ("GPU-a, 70000, 81559\nGPU-b, 40780, 81559\nGPU-c, 50000, 81559\n", "GPU-b", "WARNING"),
+        ("GPU-a, 70000, 81559\n", "0,1,2", ""),
+    ],
+)
+async def test_of_several_gpus_it_takes_one_that_nobody_works_on(
+    single: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    listing: str,
+    visible: str,
+    said: str,
+):
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\ncat <<END\n{listing}END\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")  # the fourth is another's
+    monkeypatch.delenv("HEADRACE_GPUS", raising=False)
+    caplog.set_level(logging.INFO, "headrace")
+    write_job(tmp_path / "e", [question(0)], samples=1)
+    await serve(single, tmp_path / "e")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+    assert len(answers_of(tmp_path / "e")) == 1
+    assert [r.levelname for r in caplog.records if f"takes {visible}" in r.message] == ([said] if said else [])
 
 
 async def test_seeds_depend_on_the_question_and_the_sample_alone(single: Config, model_dir: Path, tmp_path: Path):

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from shared.gpus import Gpu, narrowed, parse_listing, visible_gpus
+from shared.gpus import Gpu, least_used, narrowed, parse_listing, visible_gpus
 
 LISTING = """GPU-aaaa-1, 3, 81559
 GPU-aabb-2, 40000, 81559
@@ -35,6 +35,21 @@ def test_the_drivers_list_is_read_and_a_gpu_somebody_works_on_is_known():
 )
 def test_what_is_visible_already_narrows_the_choice(visible, left):
     assert [gpu.uuid for gpu in narrowed(parse_listing(LISTING), visible)] == left
+
+
+@pytest.mark.parametrize(
+    ("used", "taken"),
+    [
+        ([0.0, 0.05, 0.01, 0.0], ["3"]),  # idle ones are alike: the last, where no lease is taken yet
+        ([0.0, 0.05, 0.6, 0.9], ["1"]),
+        ([0.9, 0.5, 0.6, 0.9], ["1"]),
+        ([0.0, 0.5, 0.6, 0.0], ["3", "0"]),
+        ([0.9, 0.5, 0.6, 0.0], ["3", "1"]),
+    ],
+)
+def test_who_has_no_lease_takes_what_is_used_least(used, taken):
+    gpus = [Gpu(str(i), used=share) for i, share in enumerate(used)]
+    assert [gpu.uuid for gpu in least_used(gpus, len(taken))] == taken
 
 
 def test_named_devices_stand_in_for_the_drivers():
