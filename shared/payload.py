@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.messages import LARGEST, SCHEMA, UNREADABLE, Malformed
-from shared.versions import Version
 
 
 class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,22 +58,11 @@ class Payload:
         """G."""
         return len(self.lengths)
 
-    @property
-    def trained_lengths(self) -> NDArray[np.int64]:
-        """Masked-in tokens of each rollout, int64[G]."""
-        ends = np.cumsum(self.lengths)
-        ones = np.concatenate([[0], np.cumsum(self.mask)])
-        return ones[ends] - ones[ends - self.lengths]
-
     def rollout(self, i: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Tokens and mask of rollout i, prompt excluded."""
         end = int(self.lengths[: i + 1].sum())
         start = end - int(self.lengths[i])
         return self.tokens[start:end], self.mask[start:end]
-
-    def token_versions(self) -> list[Version]:
-        """The weights version of each masked-in token."""
-        return [Version(int(a), int(n)) for count, a, n in self.version_runs for _ in range(count)]
 
 
 def encode_payload(p: Payload) -> bytes:

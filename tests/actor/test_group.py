@@ -85,10 +85,10 @@ def test_an_unscored_rollout_is_masked_out_whole_and_the_others_are_not():
     header, payload = assemble(make_task(), [3, 4], group, [1.0, None, 0.0], [True, False, False], ORIGIN)
     assert payload is not None
     p = decode_payload(encode_payload(payload), "test")
-    assert p.trained_lengths.tolist() == header.sampled_tokens == [3, 0, 3]
+    assert [p.rollout(i)[1].sum() for i in range(3)] == header.sampled_tokens == [3, 0, 3]
     assert p.lengths.tolist() == header.total_tokens == [4, 4, 4]
     assert header.signs == [1, 0, -1] == np.sign(p.advantages).tolist()
-    assert p.token_versions() == [V0, V0, V1] * 2
+    assert p.version_runs.tolist() == [[2, *V0], [1, *V1]] * 2
     assert (header.version_min, header.version_max) == (V0, V1)
     # half of the tokens at 1 - p, half at p
     assert math.isclose(header.headroom, 0.5, abs_tol=1e-6)

@@ -199,7 +199,7 @@ def test_the_stored_log_probabilities_are_those_of_the_version_they_name(run: Fi
     models: dict[Version, Any] = {}
     compared: Counter[Version] = Counter()
     for id, payload in run.traffic.payloads.items():
-        versions, at = payload.token_versions(), 0
+        versions, at = [Version(*v) for n, *v in payload.version_runs.tolist() for _ in range(n)], 0
         for i in range(payload.group_size):
             tokens, mask = payload.rollout(i)
             count = int(mask.sum())

@@ -204,8 +204,8 @@ def check_payload(data: bytes) -> bool:
     except Malformed:
         return False
     assert torch.isfinite(group.l_gen).all() and torch.isfinite(group.advantages).all()
-    assert len(group.l_gen) == len(group.advantages) == len(group.rollout) == payload.trained_lengths.sum()
-    assert len(payload.token_versions()) == group.tokens
+    assert len(group.l_gen) == len(group.advantages) == len(group.rollout) == payload.mask.sum()
+    assert payload.version_runs[:, 0].sum() == group.tokens
     for row in group.rows:
         assert row.tokens.min() >= 0 and row.tokens.max() < 100
         assert row.positions.min() >= 1 and row.positions.max() < len(row.tokens)

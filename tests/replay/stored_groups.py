@@ -109,7 +109,7 @@ def _stored_at(number: int) -> int:
 def _keep(tx: Transaction, p: Payload, number: int, size: int, groups: int, rng: np.random.Generator) -> None:
     g, headroom = p.group_size, 1 - (number + 0.5) / groups
     right = [i % 2 == 0 for i in range(g)]
-    trained = p.trained_lengths.tolist()
+    trained = [int(p.rollout(i)[1].sum()) for i in range(g)]
     tx.keep_header(
         GroupHeader(
             id=p.id, kind="train", number=number, attempt=0, round=-1, actor="host-1-abc", data_source="made",

@@ -91,9 +91,6 @@ def test_a_payload_comes_back_as_it_was():
         for name in ("prompt", "lengths", "tokens", "mask", "l_gen", "advantages", "version_runs", "turns"):
             assert np.array_equal(getattr(p, name), getattr(q, name)), name
         assert q.documents == p.documents
-        slow = [int(p.rollout(i)[1].sum()) for i in range(p.group_size)]
-        assert q.trained_lengths.tolist() == slow
-        assert len(q.token_versions()) == len(p.l_gen)
 
 
 def broken_payloads():

@@ -47,18 +47,16 @@ def families(rows: Sequence[Row]) -> dict[int, list[list[int]]]:
     for i, row in enumerate(rows):
         alike.setdefault(row.tokens[: row.positions[0] - 1].tobytes(), []).append(i)
     found: dict[int, list[list[int]]] = {}
+    held: dict[int, tuple[int, int, int]] = {}  # of the rows found for a length: how many, the longest, squares in all
     for members in alike.values():
         length = int(rows[members[0]].positions[0]) - 1
-        found.setdefault(length, [])
-        if len(members) > 1 and _is_cheap(rows, length, [*found[length], members]):
-            found[length].append(members)
-    return {length: shared for length, shared in found.items() if shared}
-
-
-def _is_cheap(rows: Sequence[Row], length: int, families: Sequence[Sequence[int]]) -> bool:
-    inputs = np.array([rows[i].inputs for family in families for i in family])
-    longest = inputs.max()
-    return bool(3 * len(inputs) * (longest - length) * longest <= 2 * (inputs**2).sum())
+        count, longest, squares = held.get(length, (0, 0, 0))
+        inputs = [rows[i].inputs for i in members]
+        count, longest, squares = count + len(inputs), max(longest, *inputs), squares + sum(n * n for n in inputs)
+        if len(members) > 1 and 3 * count * (longest - length) * longest <= 2 * squares:
+            held[length] = count, longest, squares
+            found.setdefault(length, []).append(members)
+    return found
 
 
 def block(rows: Sequence[Row], length: int, members: Sequence[Sequence[int]], device: torch.device) -> Block:
