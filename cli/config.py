@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 EPILOG = """example:
-  headrace config > my.toml     then set at least model.path and data.train, which are empty
+  headrace config > my.toml     then set at least model.path, data.train and, to search, search.corpus
 
 What a file or the command line sets is checked by `headrace up my.toml --dry-run`, which prints what results.
 """

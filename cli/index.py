@@ -41,8 +41,10 @@ def add_parser(subparsers: Any) -> None:
         "--stemmer", choices=("english", "none"), default=IndexSpec.stemmer, help="BM25: of words (default %(default)s)"
     )
     build.add_argument("--encoder", default="", help="dense: a sentence-transformers directory or hub name")
-    build.add_argument("--query-prefix", default=IndexSpec.query_prefix, help="dense (default '%(default)s', for e5)")
-    build.add_argument("--passage-prefix", default=IndexSpec.passage_prefix, help="dense (default '%(default)s')")
+    build.add_argument("--query-prefix", default=IndexSpec.query_prefix, help="dense: before a query ('%(default)s')")
+    build.add_argument(
+        "--passage-prefix", default=IndexSpec.passage_prefix, help="dense: before a passage ('%(default)s')"
+    )
     build.set_defaults(run=run)
 
 

@@ -33,7 +33,9 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     tau.add_argument("what", metavar="RUN_DIR or CONFIG.toml", help="a run's folder, or a configuration to try")
-    tau.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"of the short run (default {STEPS})")
+    tau.add_argument(
+        "--steps", type=int, default=STEPS, metavar="N", help=f"training steps of the short run (default {STEPS})"
+    )
     tau.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
     tau.set_defaults(run=run)
 

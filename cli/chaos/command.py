@@ -30,8 +30,12 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     chaos.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the configuration; see examples/")
-    chaos.add_argument("--minutes", type=float, default=MINUTES, metavar="N", help=f"of faults (default {MINUTES:g})")
-    chaos.add_argument("--seed", type=int, default=0, metavar="S", help="of which faults, on whom, when (default 0)")
+    chaos.add_argument(
+        "--minutes", type=float, default=MINUTES, metavar="N", help=f"how long faults go on (default {MINUTES:g})"
+    )
+    chaos.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="decides which faults, on whom and when (default 0)"
+    )
     chaos.add_argument(
         "--every", type=float, default=EVERY_S, metavar="S", help=f"seconds from fault to fault (default {EVERY_S:g})"
     )

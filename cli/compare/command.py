@@ -1,4 +1,4 @@
-"""`headrace compare`: arms times seeds, one run after the other on this machine, and a report with intervals."""
+"""`headrace compare`: configurations (arms) over seeds, run after run on this machine, and a report with intervals."""
 
 import argparse
 import sys
