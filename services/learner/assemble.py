@@ -9,9 +9,17 @@ import msgspec
 import torch
 
 from services.learner.clock import Clock
+from services.learner.groups.reader import GroupReader
 from services.learner.model.lora import WithoutAdapters, adapt, load_adapters
 from services.learner.model.optimise import Optimiser
-from services.learner.model.policy import load_policy, pick_device, pick_dtype, recompute_layers
+from services.learner.model.policy import (
+    context_of,
+    load_policy,
+    pick_device,
+    pick_dtype,
+    recompute_layers,
+    vocabulary_of,
+)
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.ranks.optimiser_shards import load_optimiser, steps_taken
 from services.learner.ranks.sharded import load_sharded, trains_shards
@@ -26,6 +34,7 @@ from shared.cores import available, thread_shares
 from shared.errors import UserError
 from shared.messages import Cursor
 from shared.model_files import find_model
+from shared.streams import Keys
 
 log = logging.getLogger("headrace")
 
@@ -96,6 +105,22 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
         ranks=ranks,
     )
     return Assembled(trainer, read_companions(folder), step, lineage, cursor)
+
+
+def reader(config: Config, client: Any, trainer: Trainer) -> GroupReader:
+    """Of the run's groups, as this rank's part of the model takes them; ranks share the memory that is given to it.
+
+    What can be asked for again are groups that replay stores, and a step's own, which enter when it is done.
+    """
+    return GroupReader(
+        client,
+        Keys(config.run.name),
+        config.run.name,
+        cache_groups=config.replay.capacity + config.learner.batch,
+        cache_bytes=config.learner.cache_bytes // trainer.ranks.count,
+        vocabulary=vocabulary_of(trainer.model),
+        context=context_of(trainer.model),
+    )
 
 
 def trainer_state(trainer: Trainer, step: int, lineage: int, cursor: Cursor | None) -> dict[str, Any]:

@@ -10,15 +10,11 @@ A step is trained once per lineage.
 """
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
-from services.learner import assemble, drift_noise, engine_gap, metrics
+from services.learner import assemble, metrics
+from services.learner.drift_noise import Noise
 from services.learner.executor import Alone, Executor
-from services.learner.groups.reader import GroupReader, asked_again
-from services.learner.model.policy import context_of, device_of, vocabulary_of
+from services.learner.model.policy import device_of
 from services.learner.ranks.leader import WithRanks
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.stop import Stop, Stopped
@@ -26,28 +22,15 @@ from services.learner.talk import lineage
 from services.learner.talk.idle import waiting_text
 from services.learner.talk.outbox import Outbox
 from services.learner.talk.sent_steps import SentSteps
-from services.learner.weights import checkpoint, publish
-from services.learner.weights.publisher import TRIES, Publisher
-from services.learner.weights.room import until_written
+from services.learner.weights.delivery import Delivery
+from services.learner.weights.publisher import Publisher
 from services.learner.weights.save_time import SaveTime
-from services.learner.weights.transports import make_sender
-from shared import heartbeats, streams
+from services.learner.weights.saving import Saving
+from shared import streams
 from shared.config import Config
-from shared.messages import (
-    Batch,
-    Checkpointed,
-    Hello,
-    Malformed,
-    Scan,
-    ScanResult,
-    Sync,
-    Trained,
-    Work,
-    decode,
-    encode,
-)
-from shared.redis_client import connect, is_short_of_memory
-from shared.streams import FIELD, LEARNER, Entry, Keys, SyncInbox
+from shared.messages import Batch, Checkpointed, Hello, Malformed, Scan, ScanResult, Sync, Trained, Work, decode
+from shared.redis_client import connect
+from shared.streams import LEARNER, Entry, Keys, SyncInbox
 from shared.versions import Version
 from shared.waiting import START_S, LongWait
 
@@ -68,16 +51,7 @@ class Loop:
         self.client = connect(config.redis.url)
         self.outbox = Outbox(self.client, self.keys, stop)
         self.inbox = SyncInbox(self.client, self.keys.work, LEARNER, CONSUMER)
-        model = self.trainer.model
-        self.reader = GroupReader(
-            self.client,
-            self.keys,
-            config.run.name,
-            cache_groups=asked_again(config),
-            cache_bytes=config.learner.cache_bytes,
-            vocabulary=vocabulary_of(model),
-            context=context_of(model),
-        )
+        self.reader = assemble.reader(config, self.client, self.trainer)
         self.lineage = self.outbox.patiently(
             "open a lineage", lambda: lineage.open_lineage(self.client, self.keys, made.lineage)
         )
@@ -89,15 +63,13 @@ class Loop:
         self._gone = acknowledged  # batches below it are not to be had any more
         self.step = max(self.step, acknowledged)
         self._cursor = made.cursor if self.step == made.step else None
-        self._sent, self._behind, self._noise = SentSteps(), False, drift_noise.Noise()
-        self._open: list[tuple[bytes, int]] = []  # (entry, step) of batches that no checkpoint holds yet
-        self._saved_step = made.step if made.lineage >= 0 else -1
-        self._publisher = Publisher(config, model, made.companions)
-        own = Alone(config, self.trainer, self.reader, self.outbox, self._publisher)
+        self._sent, self._behind, self._noise = SentSteps(), False, Noise()
+        publisher = Publisher(config, self.trainer.model, made.companions)
+        own = Alone(config, self.trainer, self.reader, self.outbox, publisher)
         self._executor: Executor = own if ranks.count == 1 else WithRanks(own)
-        self._save_time = SaveTime(self.trainer.optimiser.checkpoint_bytes)
-        self._sender = make_sender(config, self.outbox, stop)
-        self._dead_letters_seen = 0
+        writing = config, stop, self.outbox, self._executor, SaveTime(self.trainer.optimiser.checkpoint_bytes)
+        self._delivery = Delivery(*writing, publisher)
+        self._saving = Saving(*writing, self.trainer.clock, made.step if made.lineage >= 0 else -1)
         self._first_step = self.step
 
     @property
@@ -110,26 +82,9 @@ class Loop:
         try:
             self._work()
         except Stopped:
-            self._save_if_there_is_time()
+            self._saving.save_if_there_is_time(self.version, self._cursor)
             raise
         self._executor.leave()
-
-    def _save_if_there_is_time(self) -> None:
-        """Where the weights are those of a whole step that replay was told of, newer than the newest checkpoint."""
-        told = bool(self._open) and self._open[-1][1] == self.step - 1
-        if not (told and self._executor.may_save and self._saved_step != self.step):
-            return
-        expected, left = self._save_time.expected_s, self.stop.left_s
-        if expected > left:
-            log.warning(
-                "step %d is not saved: a checkpoint takes about %.0f s, and run.stop_s leaves %.0f",
-                self.step,
-                expected,
-                left,
-            )
-            return
-        self._checkpoint()
-        log.info("saved at step %d", self.step)
 
     def _work(self) -> None:
         self._announce()
@@ -159,24 +114,7 @@ class Loop:
         log.info("%s", text)
         if not groups_are_coming and not starting:
             self.outbox.warn(text)
-        if not (self._publisher.is_whole() and self._sender.has(self._publisher.notice)):
-            self._write_weights_again(
-                f"the files of version {self.version} were damaged or gone, and are written again."
-            )
-        elif tries := self._publisher.try_again(self._reported(["refused"])):
-            told = f"announced again with another canary, {tries} of at most {TRIES} times"
-            self._write_weights_again(f"weights {self.version} are refused by an actor, and are {told}.")
-
-    def _write_weights_again(self, why: str) -> None:
-        """Where no actor takes a version, no group for a step comes."""
-        self._publish()
-        with self.outbox.transaction("announce the version again") as tx:
-            tx.notice(self._publisher.notice)
-            tx.event("warning", text=why)
-
-    def _reported(self, fields: Sequence[str] = heartbeats.VERSIONS) -> set[Version]:
-        """The versions that live actors name in these fields of their heartbeats."""
-        return self.outbox.patiently("read heartbeats", lambda: publish.versions_in_use(self.client, self.keys, fields))
+        self._delivery.mend()
 
     def handle(self, entry: Entry) -> bool:
         """Do what one entry says; True after Finish."""
@@ -196,18 +134,18 @@ class Loop:
         return False
 
     def _announce(self) -> None:
-        self._publish()
+        self._delivery.publish(self.version)
         with self.outbox.transaction("announce the first version") as tx:
-            tx.notice(self._publisher.notice)
+            tx.notice(self._delivery.notice)
             tx.result(self._hello())
-            if self._saved_step >= 0:  # the crash may have come between the checkpoint and the word of it
-                tx.result(Checkpointed(version=self.version, step=self._saved_step))
+            if self._saving.step >= 0:  # the crash may have come between the checkpoint and the word of it
+                tx.result(Checkpointed(version=self.version, step=self._saving.step))
                 tx.pipe.set(streams.saved_key(self.keys), self.step)
                 tx.event("resumed", step=self.step, lineage=self.lineage)
             if self._lost:
                 tx.event("warning", text=lineage.lost_steps(*self._lost))
         metrics.announce(self.version)
-        metrics.announce_limit(engine_gap.limit(self.config.replay))
+        metrics.announce_limit(self.config.replay)
         log.info("learner at version %s on %s", self.version, device_of(self.trainer.model))
 
     def _take_up(self) -> bool:
@@ -243,19 +181,17 @@ class Loop:
             tx.ack(entry.id)
 
     def _batch(self, entry: Entry, batch: Batch) -> None:
-        if batch.step < self._saved_step:
+        if batch.step < self._saving.step:
             self.outbox.patiently("acknowledge a saved batch", lambda: self.inbox.ack(entry.id))
         elif batch.step < self.step:
-            if entry.id not in (id for id, _ in self._open):
-                self._open.append((entry.id, batch.step))
+            self._saving.keep_open(entry.id, batch.step)
         elif batch.step > self.step:
             self._ask_for_what_is_missing(entry, batch)
         else:
             self._train(batch)
-            self._open.append((entry.id, batch.step))
-            due = self.step % self.config.learner.checkpoint_every == 0 or self.step == self.config.run.steps
-            if due or self._memory_is_short():
-                self._checkpoint()
+            self._saving.keep_open(entry.id, batch.step)
+            if self._saving.is_due(self.step):
+                self._saving.save(self.version, self._cursor)
 
     def _ask_for_what_is_missing(self, entry: Entry, batch: Batch) -> None:
         """Batches before this one did not come: replay says which it still has (Sync), and sends those again."""
@@ -272,22 +208,19 @@ class Loop:
         skipped = (self.step, first) if first > self.step else None
         if skipped:
             self.step, self._cursor = first, None
-            if not self._open:  # else those are trained again when this life ends before it has saved them
+            if not self._saving.open:  # else those are trained again when this life ends before it has saved them
                 self._gone = max(self._gone, first)
-            self._publish()
-        if not self._sender.has(self._publisher.notice):
-            self._send_weights()
+            self._delivery.publish(self.version)
+        self._delivery.send_again_if_gone()
         lacking = self.outbox.patiently("look for payloads", lambda: self._sent.lacking(self.client, self.keys, sync))
-        newest: Any = self.outbox.patiently(
-            "read the newest notice", lambda: self.client.xrevrange(self.keys.weights, count=1)
-        )
+        announced = self._delivery.is_announced()
         with self.outbox.transaction("say where the learner is") as tx:
             for trained, references in lacking:
                 log.warning("step %d is told again: replay has lost the word of it", trained.step)
                 tx.trained(trained, references)
-            if not newest or newest[0][1][FIELD] != encode(self._publisher.notice):
-                tx.notice(self._publisher.notice)
-            lineage.remember(tx.pipe, self.keys, self.lineage, max(self._saved_step, self._gone))
+            if not announced:
+                tx.notice(self._delivery.notice)
+            lineage.remember(tx.pipe, self.keys, self.lineage, max(self._saving.step, self._gone))
             tx.result(self._hello())
             if skipped:
                 tx.event("warning", text=lineage.lost_steps(*skipped))
@@ -298,22 +231,18 @@ class Loop:
     def _train(self, batch: Batch) -> None:
         before = self.version
         done = self._executor.learn(batch)
-        replay, fresh, records, totals = done.replay, done.fresh, done.records, done.totals
+        replay, fresh = done.replay, done.fresh
         self.step += 1
         with self.trainer.clock("publish"):
-            self._publisher.trained_on([*replay.groups, *fresh.groups])
-            self._publish()
+            self._delivery.publish(self.version, trained_on=[*replay.groups, *fresh.groups])
 
-        numbers = metrics.step_metrics(totals, records, len(replay.groups), fresh.groups, before)
-        if "engine_gap" in numbers:
-            numbers["engine_gap_limit"] = engine_gap.limit(self.config.replay)
-        numbers |= self._noise.metrics()
-        read_bytes, reads = self.reader.lap()
+        numbers = metrics.step_metrics(done, before, self.config.replay) | self._noise.metrics()
+        read_bytes, reads, dead_letters = self.reader.lap()
         numbers |= {"payload_bytes_read": float(read_bytes), "payload_reads": float(reads), **self.trainer.clock.lap()}
         trained = Trained(
             step=batch.step,
             version=self.version,
-            records=records,
+            records=done.records,
             rejected=[*replay.refused, *fresh.refused],
             metrics=numbers,
         )
@@ -321,65 +250,27 @@ class Loop:
         references = {group.id: self.reader.reference_bytes(group) for group in kept}
         self._cursor = batch.cursor
         with self.outbox.transaction("send a trained step") as tx:
-            tx.notice(self._publisher.notice)
+            tx.notice(self._delivery.notice)
             tx.trained(trained, references)
-            gap = engine_gap.warning(self.config.replay, numbers.get("engine_gap", 0.0))
-            noise = drift_noise.warning(self.config.replay, numbers.get("drift_noise", 0.0))
-            left_out = totals.warning(batch.step, self.config.learner.max_bad_gradients)
-            for text in filter(None, [gap, noise, left_out]):
+            for text in metrics.warnings(self.config, batch.step, numbers, done.totals):
                 log.warning(text)
                 tx.event("warning", text=text)
         self._sent.keep(trained, references)
         with self.trainer.clock("publish"):
-            self._publisher.delete_unused(self._reported())
-        metrics.export(numbers, self.version, self.reader.dead_letters - self._dead_letters_seen)
-        self._dead_letters_seen = self.reader.dead_letters
+            self._delivery.delete_unused()
+        metrics.export(numbers, self.version, dead_letters)
 
     def _finish(self, entry: Entry) -> bool:
         if self.step < self.config.run.steps:  # left over from before the run was given more steps
             self.outbox.patiently("acknowledge an old end of the run", lambda: self.inbox.ack(entry.id))
             return False
-        if self._saved_step != self.step:
-            self._checkpoint()
+        if self._saving.step != self.step:
+            self._saving.save(self.version, self._cursor)
         with self.outbox.transaction("say that the run is saved") as tx:
             tx.result(Checkpointed(version=self.version, step=self.step))
             tx.ack(entry.id)
         log.info("finished at step %d", self.step)
         return True
-
-    def _memory_is_short(self) -> bool:
-        """Payloads are freed by checkpoints alone, and actors wait for room."""
-        short = self.outbox.patiently("look at its memory", lambda: is_short_of_memory(self.client))
-        if short:
-            log.warning("Redis is short of memory: a checkpoint after step %d, so that payloads can go", self.step)
-        return short
-
-    def _checkpoint(self) -> None:
-        c = self.config
-        with self.trainer.clock("checkpoint"):
-            began = time.monotonic()
-            self._written(c.checkpoints_dir, lambda: self._executor.save(self.step, self.lineage, self._cursor))
-            self._save_time.saved(time.monotonic() - began)
-            self._saved_step = self.step
-            with self.outbox.transaction("acknowledge the saved batches") as tx:
-                tx.ack(*(id for id, _ in self._open))
-                tx.pipe.set(streams.saved_key(self.keys), self.step)
-                tx.result(Checkpointed(version=self.version, step=self.step))
-            self._open.clear()
-            checkpoint.prune(c.checkpoints_dir, c.learner.keep_last, c.learner.keep_every, self.step)
-
-    def _publish(self) -> None:
-        began = time.monotonic()
-        self._written(self.config.weights_dir, lambda: self._executor.publish(self.version))
-        self._save_time.published(time.monotonic() - began, self._publisher.notice.size)
-        self._send_weights()
-
-    def _send_weights(self) -> None:
-        notice = self._publisher.notice
-        self._sender.send(notice, self.config.weights_dir / notice.location)
-
-    def _written(self, folder: Path, write: Callable[[], object]) -> None:
-        until_written(self.stop, folder, write, self.outbox.warn)
 
     def _hello(self, *, again: bool = False) -> Hello:
         return Hello(version=self.version, cursor=self._cursor, again=again)

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from prometheus_client import Counter, Gauge
 
+from services.learner import drift_noise, engine_gap
 from services.learner.clock import PHASES
+from services.learner.executor import Learned
 from services.learner.groups.group import Group
 from services.learner.step import Totals
-from shared.messages import Record
+from shared.config import Config
+from shared.settings import Replay
 from shared.versions import Version
 
 _version = Gauge("headrace_learner_version", "number of the published weights")
@@ -41,14 +44,13 @@ _left_out = Counter("headrace_learner_updates_left_out", "updates whose gradient
 _dead_letters = Counter("headrace_learner_dead_letters", "groups and messages refused")
 
 
-def step_metrics(
-    totals: Totals, records: Sequence[Record], replayed: int, fresh: Sequence[Group], version: Version
-) -> dict[str, float]:
-    """The learning side of one step. The first `replayed` records are of replay groups; `version` is what trained it.
+def step_metrics(done: Learned, version: Version, replay: Replay) -> dict[str, float]:
+    """The learning side of one step, which `version` was trained in.
 
     `engine_gap` covers tokens sampled under exactly `version` and is left out when there are none; `reference_gap`
     covers all fresh tokens, so at lag it also holds what the policy moved.
     """
+    totals, records, replayed = done.totals, done.records, len(done.replay.groups)
     tokens = max(totals.tokens, 1)
     own = records[replayed:]
     out = {
@@ -63,15 +65,25 @@ def step_metrics(
         "entropy": sum(r.entropy * r.tokens for r in records) / tokens,
         "entropy_fresh": sum(r.entropy * r.tokens for r in own) / max(sum(r.tokens for r in own), 1),
         "padding_share": 1.0 - totals.inputs / totals.padded if totals.padded else 0.0,
-        "reference_gap": _gap_of(fresh, None) or 0.0,
+        "reference_gap": _gap_of(done.fresh.groups, None) or 0.0,
         "updates_left_out": float(totals.left_out),
     }
-    gap = _gap_of(fresh, version)
-    return out if gap is None else out | {"engine_gap": gap}
+    gap = _gap_of(done.fresh.groups, version)
+    return out if gap is None else out | {"engine_gap": gap, "engine_gap_limit": engine_gap.limit(replay)}
+
+
+def warnings(config: Config, step: int, metrics: Mapping[str, float], totals: Totals) -> list[str]:
+    """What to tell people of a step's metrics."""
+    told = (
+        engine_gap.warning(config.replay, metrics.get("engine_gap", 0.0)),
+        drift_noise.warning(config.replay, metrics.get("drift_noise", 0.0)),
+        totals.warning(step, config.learner.max_bad_gradients),
+    )
+    return [text for text in told if text]
 
 
 def export(metrics: Mapping[str, float], version: Version, dead_letters: int) -> None:
-    """Prometheus, after a step; `dead_letters` since the last one."""
+    """Prometheus, after a step; dead_letters: since the last one."""
     announce(version)
     _loss.set(metrics["loss"])
     _grad_norm.set(metrics["grad_norm"])
@@ -90,9 +102,9 @@ def export(metrics: Mapping[str, float], version: Version, dead_letters: int) ->
     _dead_letters.inc(dead_letters)
 
 
-def announce_limit(engine_gap: float) -> None:
+def announce_limit(replay: Replay) -> None:
     """Prometheus, beside what a step's gap is read."""
-    _gap_limit.set(engine_gap)
+    _gap_limit.set(engine_gap.limit(replay))
 
 
 def announce(version: Version) -> None:

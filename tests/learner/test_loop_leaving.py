@@ -111,7 +111,7 @@ def test_a_signal_saves_where_a_checkpoint_takes_less_than_is_left(
     config: Config, client: Any, feed: Feed, takes_s: float, saved: bool
 ) -> None:
     loop = Loop(config, Stop(grace_s=31.0))
-    loop._save_time.saved(takes_s)
+    loop._saving._save_time.saved(takes_s)
     feed(batch(0))
     stop_in_update(loop, 0)
     loop.stop._until = time.monotonic() + loop.stop._patience_s

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import redis
 
+from services.learner import assemble
 from services.learner.groups.group import group_from_payload
 from services.learner.groups.reader import GroupReader
+from services.learner.ranks.members import Ranks
+from shared.config import Config
 from shared.payload import encode_payload
 from shared.streams import Keys
 from tests.tiny_model import CONTEXT, VOCABULARY
@@ -61,8 +64,30 @@ def test_a_payload_is_read_once_for_its_scan_and_its_batch(client: Any, make_pay
     reader = reader_of(client)
     reader.fetch(["g"], reference=True)
     reader.fetch(["g"], reference=True)
-    assert reader.lap() == (size, 1)
-    assert reader.lap() == (0, 0)
+    assert reader.lap() == (size, 1, 0)
+    assert reader.lap() == (0, 0, 0)
+
+
+def test_what_another_rank_has_read_and_refused_is_counted_too(client: Any) -> None:
+    reader = reader_of(client)
+    reader.fetch(["gone"], reference=False)
+    reader.read_elsewhere(10, 2, 3)
+    assert reader.lap() == (10, 2, 4)
+
+
+@pytest.mark.parametrize(("count", "reads"), [(1, 2), (2, 3)])
+def test_ranks_share_the_memory_for_groups(
+    config: Config, client: Any, model: Any, make_trainer: Any, make_payload: Any, count: int, reads: int
+) -> None:
+    for id in ("a", "b"):
+        put(client, make_payload(id, 7))
+    [group] = reader_of(client).fetch(["a"], reference=False).groups
+    learner = config.learner.model_copy(update={"cache_bytes": 2 * group.bytes})
+    trainer = replace(make_trainer(model), ranks=Ranks(count=count))
+    reader = assemble.reader(config.model_copy(update={"learner": learner}), client, trainer)
+    for _ in range(2):
+        reader.fetch(["b", "a"], reference=False)
+    assert reader.lap()[1] == reads  # with half of it there is room for one
 
 
 @pytest.mark.parametrize("bound", ["bytes", "groups"])

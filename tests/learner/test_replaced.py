@@ -79,5 +79,5 @@ def test_what_is_taken_up_again_is_acknowledged_once(config: Config, client: Any
     for _ in range(3):
         [loop.handle(entry) for entry in loop.inbox.read(1, block_ms=1)]
         loop._take_up()
-    assert len(loop._open) == pending(client) == 1
+    assert len(loop._saving.open) == pending(client) == 1
     assert len(results(client, Trained)) == 1

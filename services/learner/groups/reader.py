@@ -15,7 +15,6 @@ import torch
 
 from services.learner.groups.group import Group, group_from_payload
 from shared import streams
-from shared.config import Config
 from shared.messages import Malformed
 from shared.payload import decode_payload
 from shared.streams import Keys
@@ -31,13 +30,8 @@ class Fetched:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def asked_again(config: Config) -> int:
-    """Groups that can be asked for again: those that replay stores, and a step's own, which enter when it is done."""
-    return config.replay.capacity + config.learner.batch
-
-
 class GroupReader:
-    """Reads count into `reads` and `bytes_read` (payloads only) until `lap`."""
+    """Counts until `lap` what it reads (payloads only), and what it and its owner refuse into `dead_letters`."""
 
     def __init__(
         self, client: Any, keys: Keys, run: str, *, cache_groups: int, cache_bytes: int, vocabulary: int, context: int
@@ -47,8 +41,7 @@ class GroupReader:
         self._vocabulary, self._context = vocabulary, context
         self._cache: OrderedDict[str, Group] = OrderedDict()
         self._held = 0
-        self._reads = self._bytes = 0
-        self.dead_letters = 0
+        self._reads = self._bytes = self.dead_letters = 0
 
     def fetch(self, ids: Sequence[str], *, reference: bool) -> Fetched:
         """The groups, with l_ref when `reference`. What cannot be used is buried with a reason, not raised."""
@@ -73,15 +66,16 @@ class GroupReader:
         assert group.l_ref is not None
         return group.l_ref.numpy().astype("<f4").tobytes()
 
-    def read_elsewhere(self, size: int, payloads: int) -> None:
-        """Count what another rank has read of the same batch."""
+    def read_elsewhere(self, size: int, payloads: int, dead_letters: int) -> None:
+        """Count what another rank says of its lap."""
         self._bytes += size
         self._reads += payloads
+        self.dead_letters += dead_letters
 
-    def lap(self) -> tuple[int, int]:
-        """(payload bytes, payloads) read since the last lap."""
-        out = self._bytes, self._reads
-        self._bytes = self._reads = 0
+    def lap(self) -> tuple[int, int, int]:
+        """(payload bytes, payloads) read since the last lap, and the dead letters meanwhile."""
+        out = self._bytes, self._reads, self.dead_letters
+        self._bytes = self._reads = self.dead_letters = 0
         return out
 
     def _read_payloads(self, ids: list[str], found: dict[str, Group], refused: dict[str, str]) -> None:

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from services.learner.assemble import assemble
+from services.learner import assemble
 from services.learner.drift_noise import is_due
 from services.learner.groups.parts import use_parts
-from services.learner.groups.reader import Fetched, GroupReader, asked_again
-from services.learner.model.policy import context_of, pick_device, vocabulary_of
+from services.learner.groups.reader import Fetched
+from services.learner.model.policy import pick_device
 from services.learner.ranks import orders
 from services.learner.ranks.keeping import save_checkpoint
 from services.learner.ranks.members import join
@@ -18,23 +18,13 @@ from services.learner.weights import publish
 from services.learner.weights.publisher import how_many
 from shared.config import Config
 from shared.redis_client import connect
-from shared.streams import Keys
 
 
 def follow(config: Config) -> None:
     """Until rank 0 says that the run is over."""
     ranks, stop = join(pick_device(config.learner.device)), Stop()
-    trainer = assemble(config, stop, ranks).trainer
-    model, keys = trainer.model, Keys(config.run.name)
-    reader = GroupReader(
-        connect(config.redis.url),
-        keys,
-        config.run.name,
-        cache_groups=asked_again(config),
-        cache_bytes=config.learner.cache_bytes // ranks.count,
-        vocabulary=vocabulary_of(model),
-        context=context_of(model),
-    )
+    trainer = assemble.assemble(config, stop, ranks).trainer
+    model, reader = trainer.model, assemble.reader(config, connect(config.redis.url), trainer)
     publish.sampled_sequences(model, *how_many(config.weights))  # beside rank 0's publisher
 
     def own(ids: list[str], order: orders.Learn | orders.Scan, *, reference: bool) -> Fetched:

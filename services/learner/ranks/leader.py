@@ -37,7 +37,7 @@ class WithRanks:
             replay = use_parts(own.fetch(orders.own(batch.replay, order, 0), reference=own.reference), batch.parts)
             fresh = use_parts(own.fetch(orders.own(batch.fresh, order, 0), reference=False), batch.parts)
         records, totals = orders.learn(own.trainer, order, replay, fresh)
-        told = orders.Learned(records, totals, [], {}, (0, 0))
+        told = orders.Learned(records, totals, [], {}, (0, 0, 0))
         parts = [msgspec.msgpack.decode(p, type=orders.Learned) for p in self._ranks.all(msgspec.msgpack.encode(told))]
 
         groups = {g.id: g for g in (*replay.groups, *fresh.groups)}

@@ -73,7 +73,7 @@ class Learned(msgspec.Struct):
     totals: Totals
     groups: list[GroupSummary]
     refused: dict[str, str]
-    read: tuple[int, int]
+    read: tuple[int, int, int]  # as `GroupReader.lap`
 
 
 def learn(trainer: Trainer, order: Learn, replay: Fetched, fresh: Fetched) -> tuple[list[Record], Totals]:
