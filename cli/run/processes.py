@@ -74,16 +74,16 @@ class Supervisor:
         self._warden = Warden(self._terminate_s + LATER_S)
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
-        self._failure: asyncio.Future[UserError] = asyncio.get_running_loop().create_future()
+        self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     def start(self, program: Program) -> Running:
         """Start a program and keep it running."""
         entry = self.running[program.name] = Running(program)
-        self._tasks.append(asyncio.ensure_future(self._keep_running(entry)))
+        self._tasks.append(asyncio.ensure_future(self._keep_or_fail(entry)))
         return entry
 
-    async def failure(self) -> UserError:
-        """Wait until a program has failed for good; the sentence says which and why."""
+    async def failure(self) -> Exception:
+        """Wait until a program has failed for good; the sentence of a UserError says which and why."""
         return await asyncio.shield(self._failure)
 
     async def finished(self, name: str) -> None:
@@ -107,6 +107,14 @@ class Supervisor:
         await self._end(entries, 0)
         await self._reap(entries)
         self._warden.close()
+
+    async def _keep_or_fail(self, entry: Running) -> None:
+        try:
+            await self._keep_running(entry)
+        except OSError as error:
+            self._fail(UserError(f"{entry.program.name} cannot be kept running ({error}), so the run stops."))
+        except Exception as error:  # noqa: BLE001  nobody awaits this task: who waits for a failure raises it
+            self._fail(error)
 
     async def _keep_running(self, entry: Running) -> None:
         while not self._stopping:
@@ -172,7 +180,7 @@ class Supervisor:
         for end in ends:
             end.cancel()
 
-    def _fail(self, error: UserError) -> None:
+    def _fail(self, error: Exception) -> None:
         if not self._failure.done():
             self._failure.set_result(error)
 

@@ -43,7 +43,8 @@ class Warden:
     def close(self) -> None:
         """Nothing is left to watch."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # what a warden that was killed was told last
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=LEAVE_S)
         except subprocess.TimeoutExpired:  # stopped, perhaps; it has nothing to do any more
@@ -52,8 +53,9 @@ class Warden:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it was killed: the run goes on without it
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
 
 
 def alive(group: int) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from cli.run import processes
 from cli.run.processes import Program, Supervisor
 from cli.run.warden import Warden, alive
+from shared.errors import UserError
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -197,6 +198,40 @@ def _is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+async def test_a_run_ends_as_it_should_when_its_warden_was_killed(tmp_path: Path) -> None:
+    async def is_done() -> bool:
+        return True
+
+    async with supervisor() as it:
+        it.start(program(tmp_path, "import sys; sys.stdin.read()", is_done=is_done))
+        os.kill(it.pids()[0], signal.SIGKILL)
+        await asyncio.wait_for(it.finished("thing"), 20)
+        it.start(program(tmp_path, "import time; time.sleep(600)", "another"))
+        await eventually(lambda: it.running["another"].pid is not None)
+
+
+async def test_a_program_that_cannot_be_started_again_stops_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "FIRST_PAUSE_S", 0.01)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    async with supervisor() as it:
+        it.start(program(logs, f"import shutil; shutil.rmtree({str(logs)!r})"))
+        error = await asyncio.wait_for(it.failure(), 20)
+    assert isinstance(error, UserError)
+    assert str(error).startswith("thing cannot be kept running (") and str(logs) in str(error)
+
+
+async def test_a_fault_of_our_own_in_watching_a_program_is_heard(tmp_path: Path) -> None:
+    async def is_done() -> bool:
+        raise ZeroDivisionError
+
+    async with supervisor() as it:
+        it.start(program(tmp_path, "pass", is_done=is_done))
+        assert isinstance(await asyncio.wait_for(it.failure(), 20), ZeroDivisionError)
 
 
 async def test_every_end_is_heard_before_stop_returns(tmp_path: Path) -> None:
