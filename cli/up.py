@@ -130,6 +130,7 @@ def launch(config: Any, anew: bool = False) -> int:
     from cli.called import called
     from cli.run import artefacts, ending, plan, session, untrained
     from cli.run.progress import screen_for
+    from shared.files import write_whole
 
     run_dir: Path = config.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ def launch(config: Any, anew: bool = False) -> int:
         if anew:
             untrained.clear(run_dir)
         (run_dir / "logs").mkdir(exist_ok=True)
-        (run_dir / "config.toml").write_text(config.to_toml())
+        write_whole(run_dir / "config.toml", config.to_toml())
         page = plan.service_url(config.replay.host, config.replay.port)
         print(f"The buffer and every rollout are shown at {page}, and by `{called()} top`.", flush=True)
         screen = screen_for(sys.stdout)

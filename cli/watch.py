@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from cli.run.watching import follow_to_end
     from shared.config import CONFIG_FILE_VARIABLE, load
     from shared.errors import UserError
+    from shared.files import write_whole
 
     file = args.config or os.environ.get(CONFIG_FILE_VARIABLE)
     config = load(file or None, args.overrides)
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = config.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     with session.lock(run_dir):
-        (run_dir / "config.toml").write_text(config.to_toml())
+        write_whole(run_dir / "config.toml", config.to_toml())
         screen = screen_for(sys.stdout)
         try:
             finished = asyncio.run(follow_to_end(config, screen))

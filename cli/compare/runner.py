@@ -9,14 +9,11 @@ study that was killed comes to the report of one that was not.
 """
 
 import asyncio
-import fcntl
 import json
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -32,6 +29,7 @@ from cli.run.summary import last_of_each_step
 from shared.config import Config, load
 from shared.cores import available
 from shared.errors import UserError
+from shared.files import hold, write_whole
 from shared.weights import published
 
 TRAINED = "trained.json"
@@ -187,19 +185,6 @@ def _processes_of(run_dir: Path) -> list[int]:
     return found
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> IO[str]:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"the study in {folder} is running already: stop it first.") from None
-        yield
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there completely or not at all."""
-    aside = path.with_suffix(".new")
-    aside.write_text(text)
-    aside.replace(path)
+    return hold(folder / ".lock", f"the study in {folder} is running already: stop it first.")

@@ -7,13 +7,13 @@
 Every acknowledged write is on disk within a second. Memory is never freed by losing entries (noeviction).
 """
 
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from cli.run.ports import free_port
 from cli.run.redis_binary import find_redis_binary
+from shared.files import write_whole
 
 FOLDER, CONF, URL = "redis", "redis.conf", "url"
 START_S = 60.0  # loading a large append-only file takes a while
@@ -53,9 +53,9 @@ def prepare(run_dir: Path, max_memory_bytes: int, keep_history: bool = False) ->
     }
     if keep_history:
         settings |= {"auto-aof-rewrite-percentage": 0, "aof-use-rdb-preamble": "no"}
-    _write_secret(folder / CONF, "".join(f"{key} {value}\n" for key, value in settings.items()))
+    write_whole(folder / CONF, "".join(f"{key} {value}\n" for key, value in settings.items()), 0o600)
     url = f"redis://:{password}@127.0.0.1:{port}/0"
-    _write_secret(folder / URL, url + "\n")
+    write_whole(folder / URL, url + "\n", 0o600)
     return LocalRedis([str(binary.path), str((folder / CONF).resolve())], url, folder)
 
 
@@ -65,11 +65,3 @@ def stored_url(run_dir: Path) -> str | None:
         return (run_dir / FOLDER / URL).read_text().strip()
     except FileNotFoundError:
         return None
-
-
-def _write_secret(path: Path, text: str) -> None:
-    aside = path.with_suffix(".new")
-    aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    aside.replace(path)

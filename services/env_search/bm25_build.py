@@ -16,6 +16,7 @@ from services.env_search.backend import IndexSpec, Progress
 from services.env_search.bm25 import FOLDER, Terms
 from services.env_search.corpus import Corpus
 from shared.errors import UserError
+from shared.files import written_whole
 
 CHUNK_DOCUMENTS = 50_000
 
@@ -115,12 +116,10 @@ def _write_chunks(
 
 
 def _write_arrays(path: Path, documents: list[list[int]]) -> None:
-    """Write aside and rename, so that a chunk on disk is whole (its terms were written before it)."""
-    aside = path.with_suffix(".partial")
-    with aside.open("wb") as file:
+    """A chunk on disk is whole (its terms were written before it)."""
+    with written_whole(path) as file:
         np.savez(
             file,
             ids=np.fromiter((term for document in documents for term in document), np.int32),
             lengths=np.array([len(document) for document in documents], np.int32),
         )
-    aside.rename(path)

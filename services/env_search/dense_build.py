@@ -12,6 +12,7 @@ from services.env_search.backend import IndexSpec, Progress
 from services.env_search.corpus import Corpus
 from services.env_search.dense import FILE, Encoder
 from shared.errors import UserError
+from shared.files import write_whole
 
 CHUNK_DOCUMENTS = 4096
 DONE_FILE = "embedded.txt"
@@ -46,8 +47,6 @@ def build_dense(
         stop = min(start + chunk_documents, total)
         vectors[start:stop] = encoder(list(corpus.contents(start, stop)), spec.passage_prefix)
         vectors.flush()
-        aside = done_file.with_suffix(".partial")
-        aside.write_text(str(stop))
-        aside.rename(done_file)
+        write_whole(done_file, str(stop))
         progress("embedding", stop, total)
     return [round(float(value), 6) for value in probe]

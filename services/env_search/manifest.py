@@ -12,6 +12,7 @@ import msgspec
 
 from services.env_search.backend import IndexSpec
 from shared.errors import UserError
+from shared.files import write_whole
 from shared.messages import UNREADABLE
 
 SCHEMA = 1
@@ -51,10 +52,8 @@ def fingerprint(spec: IndexSpec, corpus_digest: str) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write aside and rename: the manifest is there whole or not at all."""
-    aside = directory / (FILE + ".partial")
-    aside.write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
-    aside.rename(directory / FILE)
+    """The manifest is there whole or not at all."""
+    write_whole(directory / FILE, json.dumps(asdict(manifest), indent=2) + "\n")
 
 
 def read_manifest(directory: Path) -> Manifest | None:
