@@ -1,6 +1,7 @@
 """Reads a run's events as they come: records them, and keeps what is shown of the run up to date."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -34,7 +35,7 @@ class Listener:
             self._show(record)
 
     async def follow(self, client: redis.asyncio.Redis) -> None:
-        """For ever; a server that is away is waited for."""
+        """For ever; a server that is away is waited for, and a disk that is full."""
         while True:
             raise_if_cancelled()
             try:
@@ -42,7 +43,12 @@ class Listener:
             except (redis.RedisError, OSError):
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._take(reply)
+            try:
+                self._take(reply)
+            except OSError as error:  # what was not recorded is read again
+                text = f"{self.recorder.events_path.parent} takes no more records ({error}): make room there"
+                self.view.warn(text, time.time())
+                await asyncio.sleep(RETRY_S)
 
     async def drain(self, client: redis.asyncio.Redis) -> None:
         """What was said up to now and not read yet, as far as a server that may hang tells it at once."""

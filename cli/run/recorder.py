@@ -11,9 +11,11 @@ command itself writes (session, ready, memory) have no id.
 import json
 import os
 import time
-from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Any
+
+from shared.files import write_whole
 
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 BEGINNING = "0-0"
@@ -30,38 +32,37 @@ class Recorder:
         self._last_step = max((r["step"] for r in read_records(self.metrics_path)), default=-1)
         _end_with_newline(self.events_path)
         _end_with_newline(self.metrics_path)
-        self._events = self.events_path.open("a")
+        self._events = self.events_path.open("ab", buffering=0)
 
     def records(self) -> list[dict[str, Any]]:
         """Everything stored so far, of earlier sessions too; kept on disk alone, since a run may be long."""
         return read_records(self.events_path)
 
     def add(self, id: bytes, record: dict[str, Any]) -> None:
-        """Store an event of the stream."""
-        self.last_id = id.decode()
-        self._write({STREAM_ID: self.last_id, **record})
+        """Store an event of the stream. OSError where the disk takes no more; it may be added again then.
+
+        A step comes into its own file first: one that is not in events.jsonl yet is read again, and replaces its line.
+        """
         if record["kind"] == "step":
             self._add_step(record)
+        _append(self._events, {STREAM_ID: id.decode(), **record})
+        self.last_id = id.decode()
 
     def note(self, kind: str, **fields: Any) -> None:
         """Store a record of the command's own."""
-        self._write({"kind": kind, "time": time.time(), **fields})
+        _append(self._events, {"kind": kind, "time": time.time(), **fields})
 
     def close(self) -> None:
         """Both files are complete."""
         self._events.close()
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self._events.write(json.dumps(record) + "\n")
-        self._events.flush()
-
     def _add_step(self, record: dict[str, Any]) -> None:
         step = record["step"]
         if step <= self._last_step:
             before = [r for r in read_records(self.metrics_path) if r["step"] < step]
-            _replace(self.metrics_path, before)
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            write_whole(self.metrics_path, "".join(json.dumps(r) + "\n" for r in before))
+        with self.metrics_path.open("ab", buffering=0) as file:
+            _append(file, record)
         self._last_step = step
 
 
@@ -82,13 +83,15 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _replace(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    aside = path.with_suffix(".new")
-    with aside.open("w") as file:
-        file.writelines(json.dumps(r) + "\n" for r in records)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+def _append(file: FileIO, record: dict[str, Any]) -> None:
+    """A whole line, or none: a disk that becomes full takes a part of one."""
+    line, end = json.dumps(record).encode() + b"\n", file.seek(0, os.SEEK_END)
+    try:
+        while line:
+            line = line[file.write(line) :]
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def _end_with_newline(path: Path) -> None:

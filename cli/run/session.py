@@ -6,7 +6,6 @@ have left by then
 """
 
 import asyncio
-import fcntl
 import os
 import signal
 import sys
@@ -32,6 +31,7 @@ from cli.run.view import RunView
 from shared.cancellation import stop
 from shared.config import Config
 from shared.errors import UserError
+from shared.files import hold
 from shared.heartbeats import alive
 from shared.redis_client import connect_async, wait_until_up
 from shared.streams import Keys
@@ -88,7 +88,8 @@ class Session:
             self._draw()
             await supervisor.stop()
             stop_seconds = time.monotonic() - began
-            self.recorder.note("stopped", seconds=round(stop_seconds, 3))
+            with suppress(OSError):
+                self.recorder.note("stopped", seconds=round(stop_seconds, 3))
             self.recorder.close()
         return Outcome(finished, stop_seconds)
 
@@ -180,7 +181,8 @@ class Session:
 
     def _on_restart(self, sentence: str) -> None:
         self.view.warn(sentence, time.time())
-        self.recorder.note("restart", text=sentence)
+        with suppress(OSError):  # the disk is full, which the listener says: the run goes on
+            self.recorder.note("restart", text=sentence)
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -236,8 +238,9 @@ class Session:
             if size > self.view.peak_memory_bytes:
                 self.view.peak_memory_bytes = size
             if self.view.peak_memory_bytes > 1.01 * recorded:
-                recorded = self.view.peak_memory_bytes
-                self.recorder.note("memory", peak_bytes=recorded, measure=kind)
+                with suppress(OSError):  # the disk is full: tried again
+                    self.recorder.note("memory", peak_bytes=self.view.peak_memory_bytes, measure=kind)
+                    recorded = self.view.peak_memory_bytes
             await asyncio.sleep(MEMORY_S)
 
     async def _show(self) -> None:
@@ -276,11 +279,5 @@ def undisturbed() -> Iterator[None]:
 
 def lock(run_dir: Path) -> IO[str]:
     """Hold the run's folder while the returned file is open. UserError when another command holds it."""
-    file = (run_dir / ".lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise UserError(
-            f"the run in {run_dir} is running already: stop it first, or choose another run.name."
-        ) from None
-    return file
+    refusal = f"the run in {run_dir} is running already: stop it first, or choose another run.name."
+    return hold(run_dir / ".lock", refusal)

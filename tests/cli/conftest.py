@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,22 @@ TEMPLATE = (
 def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an activated environment: what is suggested begins with `headrace` alone."""
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """As on a full disk: within it no file of this process becomes longer than so many bytes."""
+
+    @contextmanager
+    def no_longer_than(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return no_longer_than
 
 
 @pytest.fixture

@@ -81,3 +81,19 @@ def test_a_line_cut_off_by_a_crash_costs_that_line_only(tmp_path: Path) -> None:
     again.add(b"2-0", step(1))
     again.close()
     assert lines(tmp_path) == [(0, 0), (1, 0)]
+
+
+def test_a_full_disk_takes_no_part_of_a_line_and_a_step_that_one_file_took_is_in_both_in_the_end(
+    tmp_path: Path, full_disk
+) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.add(b"1-0", {"kind": "rollout", "time": 1.0, "text": "long " * 100})
+    before = recorder.events_path.read_bytes()
+    with full_disk(len(before) + 10), pytest.raises(OSError):
+        recorder.add(b"2-0", step(0))
+    assert recorder.events_path.read_bytes() == before and recorder.last_id == "1-0"
+    assert lines(tmp_path) == [(0, 0)]  # had the command been killed now, the step would be read again
+    recorder.add(b"2-0", step(0))
+    recorder.close()
+    assert lines(tmp_path) == [(0, 0)]
+    assert [r["kind"] for r in read_records(tmp_path / "events.jsonl")] == ["rollout", "step"]

@@ -1,0 +1,46 @@
+"""Events are read on by who can record them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import redis
+
+from cli.run.listener import Listener
+from cli.run.recorder import EVENTS, Recorder, read_records
+from cli.run.view import RunView
+from shared import events
+from shared.cancellation import stop
+from shared.config import build
+from shared.redis_client import connect_async
+from shared.streams import Keys
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_a_full_disk_is_said_and_waited_for(
+    redis_url: str, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    config = build({"run": {"name": "full", "root": str(tmp_path)}})
+    config.run_dir.mkdir()
+    with redis.Redis.from_url(redis_url) as client:
+        for step in range(2):
+            events.emit(client, Keys("full"), "step", step=step, steps=2)
+    view, recorder = RunView("full", 2, time.time()), Recorder(config.run_dir)
+    listener, reader = Listener(config, view, recorder), connect_async(redis_url)
+    with full_disk(20):
+        following = asyncio.ensure_future(listener.follow(reader))
+        await _until(lambda: view.warning)
+        assert str(config.run_dir) in view.warning and view.step == -1
+    await _until(lambda: view.step == 1)
+    await stop(following)
+    recorder.close()
+    await reader.aclose()
+    assert [r["step"] for r in read_records(config.run_dir / EVENTS)] == [0, 1]
