@@ -90,6 +90,7 @@ def write_events(folder: Path, out: Path, follow: bool) -> None:
     came after it.
     """
     from cli.run.recorder import EVENTS, METRICS, read_records
+    from cli.run.summary import is_finished
     from cli.tfevents import EventFile
     from shared.errors import UserError
 
@@ -103,7 +104,7 @@ def write_events(folder: Path, out: Path, follow: bool) -> None:
             file = file or EventFile(out / f"events.out.tfevents.{int(record['time'])}.headrace", record["time"])
             until = record["time"]
             file.add(record["step"], until, _curves(record))
-        if not follow or _over(events):
+        if not follow or is_finished(events):
             break
         time.sleep(LOOK_S)
     if file is None:
@@ -114,9 +115,3 @@ def write_events(folder: Path, out: Path, follow: bool) -> None:
 def _curves(record: dict[str, Any]) -> dict[str, float]:
     named = {k: v for k, v in record.items() if k not in ("step", "time", "round")}
     return dict(scalars({"eval": named} if record["kind"] == "eval" else record))
-
-
-def _over(events: list[dict[str, Any]]) -> bool:
-    """Whether the run has ended in its last session."""
-    last = [r["kind"] for r in events if r["kind"] in ("session", "finished")]
-    return last[-1:] == ["finished"]

@@ -36,8 +36,14 @@ def summarise(records: Records) -> dict[str, Any]:
         **_weights(records, learner),
         **_payload(steps, learner),
         **_machine(records),
-        "finished": any(r["kind"] == "finished" for r in records),
+        "finished": is_finished(records),
     }
+
+
+def is_finished(records: Records) -> bool:
+    """Whether the run has trained all the steps that its last session was to train: it may be resumed for more."""
+    wanted = next((r.get("steps", 0) for r in reversed(records) if r["kind"] == "session"), 0)
+    return any(r["kind"] == "finished" and r["step"] >= wanted for r in records)
 
 
 def last_of_each_step(records: Records) -> list[dict[str, Any]]:

@@ -92,6 +92,13 @@ def test_a_step_trained_again_counts_once_and_pauses_do_not_count() -> None:
     assert summary["seconds"] == 120.0
 
 
+def test_a_run_resumed_for_more_steps_has_finished_when_those_are_trained() -> None:
+    resumed = [*records(), {"kind": "session", "time": 200.0, "steps": 8}, step(4)]
+    assert not summarise(resumed)["finished"]
+    assert summarise([*resumed, {"kind": "finished", "time": 300.0, "step": 8}])["finished"]
+    assert summarise([*records(), {"kind": "session", "time": 200.0, "steps": 4}])["finished"]  # watched again
+
+
 def test_a_run_without_a_step_has_a_summary_too() -> None:
     summary = summarise([{"kind": "session", "time": 1.0}])
     assert summary["steps"] == 0
