@@ -30,8 +30,10 @@ def digest(*parts: bytes | str) -> str:
     return hasher.hexdigest()
 
 
-def fingerprints(config: Config, model_dir: Path, index: str) -> dict[str, str]:
-    """The fingerprints of groups made under this configuration. `index`: from the retrieval service, or empty."""
+def fingerprints(config: Config, model_dir: Path) -> dict[str, str]:
+    """Those of groups made under this configuration, by the files as they are now; all but `index`, which the retrieval
+    service says.
+    """
     c = config
     rules = f"{c.env.kind}|{c.env.prompt}|{c.env.max_turns}|{c.env.topk}|{c.env.max_observation_tokens}"
     rules += f"|{c.rollout.temperature}"  # log-probabilities of another temperature cannot be compared
@@ -39,7 +41,6 @@ def fingerprints(config: Config, model_dir: Path, index: str) -> dict[str, str]:
         "tokenizer": digest(*_contents(model_dir, _TOKENIZER_FILES)),
         "template": digest(rules, *_contents(model_dir, _TEMPLATE_FILES)),
         "reward": reward_fingerprint(**_reward(c.reward), advantage=c.learner.advantage, headroom=c.replay.headroom),
-        "index": index,
     }
 
 

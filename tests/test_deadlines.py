@@ -209,6 +209,7 @@ IN_THREADS: dict[str, str] = {
     "AsyncLLM.from_engine_args": "the actor's start_engine",
     "chunks.read": FILE,
     "directory.is_dir": FILE,
+    "fingerprints": FILE,
     "forget": FILE,
     "lease.release": "Redis commands",
     "lease.try_claim": "Redis commands, and nvidia-smi with a time limit",

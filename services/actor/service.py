@@ -121,6 +121,8 @@ class Actor:
         c = self.config
         directory = find_model(c.model.path)
         codec = await asyncio.to_thread(Codec, directory)
+        # once: this process goes on with what it has loaded, whatever becomes of the files
+        loaded = await asyncio.to_thread(fingerprints, c, directory)
         started = time.monotonic()
         await heartbeat.start_engine(self.engine)
         if c.env.kind == "search":
@@ -128,7 +130,7 @@ class Actor:
         retriever = self._retriever
 
         async def marks() -> dict[str, str]:
-            return fingerprints(c, directory, await retriever.index() if retriever is not None else "")
+            return loaded | {"index": await retriever.index() if retriever is not None else ""}
 
         self.ready = True
         log.info("engine %s is up after %.1f s", self.engine.name, time.monotonic() - started)

@@ -9,7 +9,7 @@ from shared.fingerprints import fingerprints
 
 
 def marks(folder: Path, *overrides: str) -> dict[str, str]:
-    return fingerprints(config.load(None, list(overrides), {}), folder, "index")
+    return fingerprints(config.load(None, list(overrides), {}), folder)
 
 
 @pytest.mark.parametrize(
