@@ -106,6 +106,8 @@ def _read(result: Any) -> dict[str, Any]:
         return {"reward": None, "correct": False, "parts": {}}
     if not isinstance(reward, int | float) or not math.isfinite(reward):
         return {"error": f"is {result!r:.80}, which is no reward"}
+    if abs(reward) > LARGEST:
+        return {"error": f"is {result!r:.80}, and a reward is a number from -{LARGEST:,.0f} to {LARGEST:,.0f}"}
     correct = reward >= RIGHT if correct is None else bool(correct)
     return {"reward": float(reward), "correct": correct, "parts": _parts(given)}
 

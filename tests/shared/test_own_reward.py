@@ -50,6 +50,9 @@ def nan(text):
 def a_string(text):
     return "1.0"
 
+def beyond(text):
+    return -1e9
+
 def a_list(text):
     return [1.0]
 
@@ -124,6 +127,7 @@ def test_further_numbers_are_parts_of_the_reward(rewards: Callable[[str], str]):
         ("nan", "is nan, which is no reward"),
         ("a_string", "is '1.0', which is no reward"),
         ("a_list", "is [1.0], which is no reward"),
+        ("beyond", "is -1000000000.0, and a reward is a number from -1,000,000 to 1,000,000"),
         ("raises", "raised KeyError: 'of the reward'"),
         ("leaves", "raised SystemExit: 0"),
     ],
@@ -241,7 +245,7 @@ def test_stored_groups_go_by_the_text_of_the_file_not_by_its_place(tmp_path: Pat
         file = tmp_path / folder / "r.py"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-        return fingerprints(config.load(None, ["--reward.function", f"{file}:f"], {}), tmp_path, "")["reward"]
+        return fingerprints(config.load(None, ["--reward.function", f"{file}:f"], {}), tmp_path)["reward"]
 
     assert mark("a", "f = len") == mark("b", "f = len") != mark("a", "f = max")
 
