@@ -10,7 +10,8 @@ def answer_classes(kind: Kind, answers: Sequence[str | None], timeout_s: float =
     """A number per answer, equal answers the same one, counted from 0 in the order of first sight; None: no answer.
 
     em, f1: equal when normalised alike. math: equal to the first answer of a class by math-verify, the classes tried
-    in order; each pair of different spellings is compared once, in at most `timeout_s`.
+    in order; each pair of different spellings is compared once, in at most `timeout_s`. One that no worker could be had
+    for is a class of its own.
     """
     firsts: list[str] = []
     known: dict[str, int] = {}
@@ -31,7 +32,10 @@ def answer_classes(kind: Kind, answers: Sequence[str | None], timeout_s: float =
 def _class_of(kind: Kind, spelling: str, firsts: Sequence[str], timeout_s: float) -> int:
     if kind != "math":
         return len(firsts)
-    from shared.rewards.equality import equal
+    from shared.rewards.equality import NotAnswered, equal
 
     # math-verify asks whether an answer fits a target; the first answer of a class stands for the target.
-    return next((i for i, first in enumerate(firsts) if equal(spelling, first, timeout_s)), len(firsts))
+    try:
+        return next((i for i, first in enumerate(firsts) if equal(spelling, first, timeout_s)), len(firsts))
+    except NotAnswered:
+        return len(firsts)

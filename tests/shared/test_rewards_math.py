@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from shared import workers
 from shared.errors import UserError
-from shared.rewards import answer_classes, score
+from shared.rewards import answer_classes, equality, score
 from shared.rewards.answers import last_boxed
 from shared.rewards.equality import equal, number
-from shared.rewards.equality_pool import POOL, NotAnswered, Verdict, Worker
+from shared.rewards.equality_pool import POOL, NotAnswered, Pool, Verdict, Worker
 
 
 @pytest.mark.parametrize(
@@ -264,6 +265,17 @@ def test_the_format_score_pays_for_the_box_and_never_makes_an_answer_right(text:
 def test_answers_are_one_class_when_they_are_equal():
     answers = ["1/2", r"\frac12", None, "0.5", "2", "", "2.0", r"\sqrt{4}"]
     assert answer_classes("math", answers) == [0, 0, None, 0, 1, None, 1, 1]
+
+
+@math_verify
+def test_an_answer_that_no_worker_has_started_for_is_a_class_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    pool = Pool(Worker, 1)
+    monkeypatch.setattr(equality, "POOL", pool)
+    monkeypatch.setattr(workers, "START_S", 0.0)
+    try:
+        assert answer_classes("math", [r"\frac{3}{19}", "6/38", r"\frac{3}{19}"]) == [0, 1, 0]
+    finally:
+        pool.stop()
 
 
 @math_verify
