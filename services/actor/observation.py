@@ -30,20 +30,21 @@ def observation(
     Whole documents are kept from the best one on; the first that does not fit is cut short, if some of it fits.
     """
     most = CHARACTERS_PER_TOKEN * max(limit, 1)
-    lines = [_line(i, d, most, special_tokens) for i, d in enumerate(documents, 1)]
+    parts = [_parts(i, d, most, special_tokens) for i, d in enumerate(documents, 1)]
+    lines = [head + text + "\n" for head, text in parts]
     for kept in range(len(lines), -1, -1):
         ids = encode(OPEN + "".join(lines[:kept]) + CLOSE)
         if len(ids) <= limit:
-            cut = _with_part("".join(lines[:kept]), lines[kept], encode, limit) if kept < len(lines) else None
+            cut = _with_part("".join(lines[:kept]), *parts[kept], encode, limit) if kept < len(lines) else None
             return cut or ids
     return None
 
 
-def _with_part(whole: str, line: str, encode: Callable[[str], list[int]], limit: int) -> list[int] | None:
-    low, high, best = line.index(") ") + 2, len(line) - 1, None  # its title is kept whole
+def _with_part(whole: str, head: str, text: str, encode: Callable[[str], list[int]], limit: int) -> list[int] | None:
+    low, high, best = 0, len(text), None  # the head is kept whole
     while low < high:
         middle = (low + high + 1) // 2
-        ids = encode(OPEN + whole + line[:middle].rstrip() + "\n" + CLOSE)
+        ids = encode(OPEN + whole + (head + text[:middle]).rstrip() + "\n" + CLOSE)
         if len(ids) <= limit:
             low, best = middle, ids
         else:
@@ -51,6 +52,7 @@ def _with_part(whole: str, line: str, encode: Callable[[str], list[int]], limit:
     return best
 
 
-def _line(number: int, document: Document, most: int, special_tokens: tuple[str, ...]) -> str:
+def _parts(number: int, document: Document, most: int, special_tokens: tuple[str, ...]) -> tuple[str, str]:
+    """What stands in front of a document's text, and the text."""
     title, text = (neutralise(part[:most], special_tokens) for part in (document.title, document.text))
-    return f"Doc {number}(Title: {title}) {text}\n"
+    return f"Doc {number}(Title: {title}) ", text

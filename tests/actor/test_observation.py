@@ -34,6 +34,13 @@ def test_truncation_keeps_whole_documents_and_part_of_the_next(codec):
     assert text.split().count("d") == 4
 
 
+@pytest.mark.parametrize("limit", range(2, 20))
+def test_a_title_with_a_bracket_is_kept_whole_or_not_at_all(codec, limit):
+    ids = observation([Document("1", "a ) b", "c c c c")], codec.encode, limit)
+    text = codec.decode(ids)
+    assert "Doc 1 ( Title : a ) b )" in text or "Doc" not in text
+
+
 def test_no_room_for_the_tags_is_none(codec):
     assert observation(documents(1), codec.encode, 1) is None
 
