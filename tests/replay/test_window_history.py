@@ -3,7 +3,9 @@
 import uuid
 from typing import Any
 
+import pytest
 import pytest_asyncio
+from redis import ConnectionError
 
 from services.replay.window.history import STEPS_KEPT, History
 from shared import events
@@ -15,9 +17,12 @@ class Reads:
     """A client that counts what it is asked."""
 
     def __init__(self, url: str) -> None:
-        self.client, self.entries = client_of(url), 0
+        self.client, self.entries, self.before_it_fails = client_of(url), 0, 1000
 
     async def xrevrange(self, *words, **named):
+        self.before_it_fails -= 1
+        if self.before_it_fails == 0:
+            raise ConnectionError
         reply: Any = await self.client.xrevrange(*words, **named)
         self.entries += len(reply)
         return reply
@@ -82,3 +87,14 @@ async def test_looks_in_quick_succession_are_one(stream: tuple[Reads, Keys]):
     await _emit(reads, keys, range(2, 4))
     await history.look()
     assert history.since(-1)["columns"]["step"] == [0, 1]
+
+
+async def test_a_walk_that_fails_on_its_way_is_taken_again_whole(stream: tuple[Reads, Keys]):
+    reads, keys = stream
+    history = History(reads, keys, Clock())  # pyright: ignore[reportArgumentType]
+    await _emit(reads, keys, range(120))
+    reads.before_it_fails = 2
+    with pytest.raises(ConnectionError):
+        await history.look()
+    await history.look()
+    assert history.since(-1)["columns"]["step"] == list(range(120))

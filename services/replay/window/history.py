@@ -85,7 +85,7 @@ class History:
 
     async def _new_records(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        first, steps = "+", 0
+        first, steps, newest = "+", 0, self._newest
         oldest = f"({self._newest}" if self._newest else "-"
         while steps < STEPS_KEPT:
             reply: Any = await self._client.xrevrange(self._keys.events, first, oldest, count=_AT_ONCE)
@@ -94,10 +94,11 @@ class History:
                     found += [record for _, record in events.parse([(id, fields)])]
                     steps += found[-1]["kind"] == "step"
             if reply and first == "+":
-                self._newest = reply[0][0].decode()
+                newest = reply[0][0].decode()
             if len(reply) < _AT_ONCE:
                 break
             first = f"({reply[-1][0].decode()}"
+        self._newest = newest  # at the end: a walk that fails is taken again
         return found[::-1]
 
     def _take(self, record: dict[str, Any]) -> None:
