@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shared.addresses import host_and_port
 from shared.errors import UserError
 from shared.latency import parse_latency
 from shared.rewards.own import REFERENCE
 
 if TYPE_CHECKING:
     from shared.config import Config
+
+
+KEEP_NOTHING = ("none", "dapo")  # policies that store no group
 
 
 def contradictions(c: Config) -> Iterator[str]:
@@ -22,14 +26,15 @@ def contradictions(c: Config) -> Iterator[str]:
             f"learner.batch = {b} is not a multiple of learner.mini_batch = {m} ({b} = {b // m} x {m} + {b % m}): "
             f"set learner.batch to {b - b % m or m} or {(b // m + 1) * m}."
         )
-    if c.replay.policy != "none" and r == 0:
+    replays = c.replay.policy not in KEEP_NOTHING
+    if replays and r == 0:
         yield f"replay.policy = '{c.replay.policy}' with learner.batch = {b} replays nothing: set replay.select."
-    if c.replay.policy != "none" and r % unit:
+    if replays and r % unit:
         yield (
             f"replay.select = {r} is not a multiple of replay.unit = {unit}: "
             f"the groups beyond {r - r % unit} could never be used."
         )
-    if c.replay.policy != "none" and c.replay.capacity < r:
+    if replays and c.replay.capacity < r:
         yield (
             f"replay.capacity = {c.replay.capacity} cannot hold the replay.select = {r} groups of a step: "
             f"2 to 4 times learner.batch ({2 * b} to {4 * b}) is the useful range."
@@ -78,13 +83,19 @@ def contradictions(c: Config) -> Iterator[str]:
             f"weights.canary_tokens = {canary} and the token that vLLM samples behind them exceed rollout.max_tokens = "
             f"{whole}: set weights.canary_tokens to {whole - 1} or less."
         )
-    yield from _latency_contradictions(c)
+    yield from _environment_contradictions(c)
     for name, topk in (("search.topk", c.search.topk), ("env.topk", c.env.topk)):
         if topk > c.search.max_topk:
             yield f"{name} = {topk} exceeds search.max_topk = {c.search.max_topk}."
 
 
-def _latency_contradictions(c: Config) -> Iterator[str]:
+def _environment_contradictions(c: Config) -> Iterator[str]:
+    if c.env.kind == "search":
+        try:
+            host_and_port(c.env.url)
+        except ValueError:
+            shown = c.env.url.rpartition("@")[2]  # a password stands before it
+            yield f"env.url = '{shown}' is no address of a retriever: write http://HOST:PORT."
     try:
         latency = parse_latency(c.env.latency)
     except UserError as error:

@@ -173,8 +173,12 @@ def _options(url: str) -> dict:
 
 
 def _checked(url: str) -> str:
-    if not url.startswith(("redis://", "rediss://", "unix://")):
+    try:
+        pool = redis.ConnectionPool.from_url(url)
+        pool.connection_class(**pool.connection_kwargs)  # an option that it does not know is found out here
+    except (ValueError, TypeError, redis.ConnectionError):
         raise UserError(
-            f"redis.url = '{without_password(url)}' is not a Redis address: write redis://[:password@]host:port/0."
-        )
+            f"redis.url = '{without_password(url)}' is not a Redis address: write redis://[:password@]host:port/0, "
+            "where / ? # and % of the password are %2F %3F %23 and %25."
+        ) from None
     return url

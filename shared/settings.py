@@ -88,7 +88,7 @@ class Rollout(Section):
     """Budgets and sampling of one group."""
 
     group_size: int = Field(default=8, ge=2)  # G
-    temperature: float = Field(default=1.0, gt=0)  # of sampling; the learner divides its logits by the same
+    temperature: float = Field(default=1.0, gt=0, lt=100)  # of sampling; the learner divides its logits by the same
     top_p: float = 1.0  # 1: off, which training needs
     top_k: int = 0  # 0: off
     max_prompt_tokens: int = Field(default=2048, ge=1)  # of a prompt; a longer one is refused before the run
@@ -102,7 +102,7 @@ class Eval(Section):
 
     every: int = Field(default=0, ge=0)  # steps; 0: only before the first and after the last
     samples: int = Field(default=1, ge=1)  # of each question
-    temperature: float = Field(default=0.0, ge=0)  # 0: greedy
+    temperature: float = Field(default=0.0, ge=0, lt=100)  # 0: greedy
     limit: int = Field(default=0, ge=0)  # questions; 0: all
 
 
@@ -118,7 +118,7 @@ class Actor(Section):
     tensor_parallel: int = Field(default=1, ge=1)  # vLLM: GPUs of one actor
     enforce_eager: bool = False  # vLLM on a GPU: true compiles and captures no graphs, a faster start and a slower run
     exact: bool = False  # torch engine: one request at a time, so that no bit depends on what else is generated; slow
-    heartbeat_s: float = Field(default=2.0, gt=0)  # between two reports to Redis
+    heartbeat_s: float = Field(default=2.0, gt=0, le=4)  # between two reports to Redis, which holds one for 10 s
     canary_tolerance: float = Field(default=0.0, ge=0)  # nats in the mean over its tokens; 0: 1e-4 in fp32, .12 in bf16
     port: int = Field(default=0, ge=0, le=65535)  # metrics; 0: any free port
 

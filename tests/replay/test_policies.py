@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from services.replay.buffer import Buffer, StoredGroup
 from services.replay.policies import Moment, get_policy, names
+from services.replay.rules import nothing
 from shared.config import build
+from shared.contradictions import KEEP_NOTHING
 from tests.replay import literal
 from tests.replay.literal import Stored
 from tests.replay.played import Played, play
@@ -157,6 +159,10 @@ def test_every_policy_states_its_name_and_its_bound():
         assert get_policy(name).name == name
         assert "Bound:" in policy_file(name), f"{name}.py does not say what it guarantees"
         assert "Source:" in policy_file(name), f"{name}.py does not say where its rule comes from"
+
+
+def test_the_settings_know_which_policies_store_nothing():
+    assert {name for name in names() if get_policy(name).keeps is nothing} == set(KEEP_NOTHING)
 
 
 @pytest.mark.parametrize("name", names())

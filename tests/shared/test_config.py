@@ -36,11 +36,20 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--learner.batch", "6", "--learner.mini_batch=4"], "(6 = 1 x 4 + 2): set learner.batch to 4 or 8"),
         (["--rollout.group_size", "1"], "greater than or equal to 2 (given: 1)"),
         (["--learner.lr", "fast"], "'learner.lr'"),
+        (["--actor.heartbeat_s", "20"], "less than or equal to 4 (given: 20)"),
+        (["--rollout.temperature", "100"], "less than 100 (given: 100)"),
+        (["--eval.temperature", "100"], "less than 100 (given: 100)"),
         (["--rollout.top_p", "0.9"], "biased"),
         (["--rollout.top_k", "20"], "biased"),
         (["--rollout.max_tokens", "100"], "exceeds rollout.max_tokens = 100"),
         (["--actor.exact", "true"], "actor.exact is of the torch engine, and actor.engine = 'auto'"),
         (["--replay.capacity", "4", "--learner.batch", "16"], "cannot hold the replay.select = 8 groups"),
+        (["--learner.batch", "1"], "replays nothing: set replay.select"),
+        (["--env.url", "http://h:abc"], "env.url = 'http://h:abc' is no address of a retriever"),
+        (["--env.url", "http://h:99999"], "is no address of a retriever"),
+        (["--env.url", "http://[::1"], "is no address of a retriever"),
+        (["--env.url", "http://user:secret@h:abc"], "env.url = 'h:abc' is no address of a retriever"),
+        (["--env.url", "127.0.0.1:8000"], "is no address of a retriever: write http://HOST:PORT"),
         (["--replay.select", "3", "--replay.unit", "2"], "groups beyond 2 could never be used"),
         (["--replay.adaptive_tau", "1", "--replay.tau", "0"], "replay.tau = 0 stays 0"),
         (["--learner.kl", "0.1"], "model.kl_reference"),
@@ -69,6 +78,11 @@ def test_a_mistake_gets_one_sentence(overrides, said):
         config.load(None, overrides, {})
     text = str(error.value)
     assert said in text and "\n" not in text and "Traceback" not in text
+
+
+def test_a_policy_that_stores_nothing_needs_no_room_and_replays_no_part_of_a_batch():
+    c = config.load(None, ["--replay.policy", "dapo", "--learner.batch", "1", "--replay.capacity", "0"], {})
+    assert c.replay_groups == 0
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):

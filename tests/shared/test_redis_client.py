@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
 from redis import Redis
 
+from shared.errors import UserError
 from shared.redis_client import connect, connect_async
 
 
@@ -22,3 +24,22 @@ async def test_a_connection_says_nothing_that_is_not_needed_so_that_no_answer_is
         # a server before 7.2 knows none of it; one try each is for maintenance notices, whose answer is waited for
         errors: Any = other.info("errorstats")
         assert errors.get("errorstat_ERR", {"count": 0})["count"] <= 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://h",
+        "redis://:secret@h:abc/0",
+        "redis://:secret@h:99999",
+        "redis://[::1/0",
+        "redis://h:6379/0?foo=bar",
+        "redis://:a/secret@h:6379/0",
+    ],
+)
+@pytest.mark.parametrize("make", [connect, connect_async])
+def test_what_is_no_address_is_said_in_a_sentence_without_the_password(make: Any, url: str) -> None:
+    with pytest.raises(UserError, match=r"is not a Redis address: write redis://\[:password@\]host:port/0") as error:
+        make(url)
+    assert "secret" not in str(error.value) and "\n" not in str(error.value)
