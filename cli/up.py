@@ -11,13 +11,14 @@ from cli.overrides import is_set
 
 EPILOG = """examples:
   headrace up examples/atlas.toml                            a small search agent, on this machine
-  headrace up run.toml --learner.lr 2e-6 --actor.count 4     the same file, two settings changed
+  headrace up run.toml --learner.lr 2e-6 --actor.count 3     two settings changed: on four GPUs, three for actors
   headrace up run.toml --dry-run                             check it, print the resolved configuration
   headrace up --resume runs/atlas-001                        go on where a stopped run stands
   headrace up --resume runs/atlas-001 --run.steps 200        the same, for longer
 
 Settings come from the file, then from HEADRACE_SECTION__KEY variables, then from the command line; `headrace config`
-lists all of them. Ctrl-C ends every process within ten seconds and leaves a run that can be resumed.
+lists all of them. Ctrl-C ends every process, within ten seconds unless run.stop_s is longer, and leaves a run that can be
+resumed.
 
 --dry-run refuses what can run on no machine: settings that are wrong or contradict each other, and files that are here
 and do not hold what they should: model, data, passages, index. What is not on this machine may be on the one that the
@@ -200,7 +201,7 @@ def _threads(config: Any) -> str:
 
     cores = available()
     sharing = share(config, cores)
-    return f"{len(cores)} cores: learner {sharing.learner} threads, each actor {sharing.actor}; {sharing}"
+    return f"{len(cores)} cores; threads: learner {sharing.learner}, each actor {sharing.actor}; {sharing}"
 
 
 def _step(config: Any) -> str:
