@@ -17,8 +17,7 @@ EPILOG = """examples:
   headrace up --resume runs/atlas-001 --run.steps 200        the same, for longer
 
 Settings come from the file, then from HEADRACE_SECTION__KEY variables, then from the command line; `headrace config`
-lists all of them. Ctrl-C ends every process, within ten seconds unless run.stop_s is longer, and leaves a run that can be
-resumed.
+lists all of them. Ctrl-C ends every process (within ten seconds, unless run.stop_s is longer); the run can be resumed.
 
 --dry-run refuses what can run on no machine: settings that are wrong or contradict each other, and files that are here
 and do not hold what they should: model, data, passages, index. What is not on this machine may be on the one that the
