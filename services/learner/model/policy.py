@@ -6,7 +6,8 @@ The model stays in evaluation mode: dropout would make log p_theta differ from l
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +61,17 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
 def load_policy(folder: Path, dtype: torch.dtype, device: torch.device, *, packed: bool = True) -> Any:
     """A transformers causal language model in evaluation mode, that takes packed rows if wanted and if it can.
 
-    Raises UserError for a folder it cannot read, weights that do not fill the model, or an architecture whose logits
-    are more than the output layer times the last hidden state.
+    Raises UserError for a folder it cannot read, weights that do not fill the model or are not numbers, or an
+    architecture whose logits are more than the output layer times the last hidden state.
     """
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    try:
+    with told_of(folder):
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **NO_CODE
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"the model in {folder} cannot be loaded ({reason}): check its config.json and weights."
-        ) from None
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise UserError(
@@ -84,6 +80,18 @@ def load_policy(folder: Path, dtype: torch.dtype, device: torch.device, *, packe
     model = model.to(device)
     prepare(model, folder, packed=packed)
     return model
+
+
+@contextmanager
+def told_of(folder: Path) -> Iterator[None]:
+    """Around libraries that read a model's files: whatever they raise becomes a UserError with their reason."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001, they have types of their own, and a wrong number ends anywhere
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(
+            f"the model in {folder} cannot be loaded ({reason}): check its config.json and weights."
+        ) from None
 
 
 def prepare(model: Any, folder: Path, *, packed: bool) -> None:
@@ -192,6 +200,11 @@ def _check_head(model: Any, folder: Path) -> None:
     ids = torch.from_numpy(row.tokens[None, :-1]).to(device_of(model))
     targets = torch.from_numpy(row.tokens[None, 1:]).to(ids.device)
     theirs = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1).gather(-1, targets[..., None])
+    if theirs.isnan().any():
+        raise UserError(
+            f"the weights in {folder} give log-probabilities that are not numbers: copy them again, or train from "
+            "an earlier checkpoint."
+        )
     rounding = 1e-3 if _computes_in(model) == torch.float32 else 0.25  # of its own logits, which ours do not have
     if not torch.allclose(logprobs(model, [row], 1.0), theirs.flatten(), atol=rounding, rtol=1e-3):
         raise UserError(

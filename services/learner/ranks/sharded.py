@@ -30,12 +30,11 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from services.learner.model.policy import DEVICE, SCORED, prepare, score
+from services.learner.model.policy import DEVICE, SCORED, prepare, score, told_of
 from services.learner.ranks.members import Ranks
 from services.learner.weights.digest_beside import DigestBeside
 from services.learner.weights.model_writer import write_companions, written
 from shared.adapters import has_adapters
-from shared.errors import UserError
 
 
 def load_sharded(
@@ -54,8 +53,8 @@ def load_sharded(
     """
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    with _without_weights():
+    with told_of(folder), _without_weights():
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model: Any = transformers.AutoModelForCausalLM.from_config(
             config, dtype=dtype if frozen else torch.float32, attn_implementation="sdpa"
         )
@@ -68,15 +67,15 @@ def load_sharded(
     for name, buffer in buffers.items():
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, buffer.to(device))
-    try:
-        read_distributed(
-            dict(model.named_parameters()),
-            storage_reader=HuggingFaceStorageReader(str(folder)),
-            process_group=ranks.group,
-        )
-    except CheckpointException as error:
-        reason = str(next(iter(error.failures.values()))[0]).splitlines()[0]
-        raise UserError(f"the model in {folder} cannot be loaded in shards ({reason}): check its weights.") from None
+    with told_of(folder):
+        try:
+            read_distributed(
+                dict(model.named_parameters()),
+                storage_reader=HuggingFaceStorageReader(str(folder)),
+                process_group=ranks.group,
+            )
+        except CheckpointException as error:  # no Exception of Python's
+            raise next(iter(error.failures.values()))[0] from None
     prepare(model, folder, packed=packed)
     return model
 
