@@ -10,4 +10,5 @@ def host_and_port(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     if parts.scheme not in PORTS or not parts.hostname:
         raise ValueError
+    parts.hostname.encode("idna")  # a name that no resolver takes
     return parts.hostname, parts.port or PORTS[parts.scheme]

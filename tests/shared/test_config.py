@@ -47,6 +47,7 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--learner.batch", "1"], "replays nothing: set replay.select"),
         (["--env.url", "http://h:abc"], "env.url = 'http://h:abc' is no address of a retriever"),
         (["--env.url", "http://h:99999"], "is no address of a retriever"),
+        (["--env.url", "http://a..b"], "is no address of a retriever"),
         (["--env.url", "http://[::1"], "is no address of a retriever"),
         (["--env.url", "http://user:secret@h:abc"], "env.url = 'h:abc' is no address of a retriever"),
         (["--env.url", "127.0.0.1:8000"], "is no address of a retriever: write http://HOST:PORT"),

@@ -34,6 +34,7 @@ async def test_a_connection_says_nothing_that_is_not_needed_so_that_no_answer_is
         "redis://:secret@h:abc/0",
         "redis://:secret@h:99999",
         "redis://[::1/0",
+        "redis://a..b:6379/0",
         "redis://h:6379/0?foo=bar",
         "redis://:a/secret@h:6379/0",
     ],
