@@ -3,7 +3,6 @@
 import shutil
 from itertools import islice
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from cli.run import devices, local_redis, one_gpu, plan, ports
 from cli.run.prompt_lengths import PromptTokens, shortened
@@ -14,6 +13,7 @@ from services.env_search.index import refuse_mismatch
 from services.env_search.manifest import read_manifest
 from services.replay.policies import get_policy
 from shared import checkpoints
+from shared.addresses import host_and_port
 from shared.config import Config
 from shared.engine_choice import engine_of, has_vllm
 from shared.errors import UserError
@@ -127,15 +127,14 @@ class Preflight:
             if c.search.backend == "dense" and not c.search.encoder:
                 raise UserError("search.backend = 'dense' needs search.encoder, the sentence-embedding model.")
             return
-        address = urlsplit(c.env.url)
-        default_port = 443 if address.scheme == "https" else 80
-        if self.dry_run or ports.answers(address.hostname or "", address.port or default_port):
+        host, port = host_and_port(c.env.url)
+        if self.dry_run or ports.answers(host, port):
             return
         if not plan.is_this_machine(c.env.url):
             hint = "start it there, or mend the address, and see that this machine may reach it"
         elif c.search.corpus:
             hint = (
-                f"env.url names port {address.port} and search.port is {c.search.port}: make them the same, or "
+                f"env.url names port {port} and search.port is {c.search.port}: make them the same, or "
                 "leave env.url out"
             )
         else:
@@ -149,6 +148,8 @@ class Preflight:
             return
         with corpus.open("rb") as lines:
             for number, line in enumerate(islice(lines, PASSAGES_READ)):
+                if len(line) < 3 and not line.strip():  # no passage, and the index does not count it
+                    continue
                 try:
                     parse_document(line, number)
                 except ValueError as error:
@@ -266,7 +267,8 @@ class Preflight:
                 f"rollout.max_tokens = {self.config.rollout.max_tokens} exceeds the {positions} positions of the model "
                 f"in {model_dir}: set rollout.max_tokens to {positions} or less."
             )
-        heads = read_settings(model_dir / "config.json").get("num_attention_heads")
+        settings = read_settings(model_dir / "config.json")
+        heads = (settings | settings.get("text_config", {})).get("num_attention_heads")
         parts = self.config.actor.tensor_parallel
         if heads and heads % parts:
             raise UserError(

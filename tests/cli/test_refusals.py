@@ -62,8 +62,11 @@ def test_a_chat_template_that_refuses_a_prompt(
     assert why in refused("--env.prompt", prompt)
 
 
-def test_attention_heads_that_the_gpus_of_an_actor_cannot_share(refused: Callable[..., str], model_dir: Path) -> None:
-    (model_dir / "config.json").write_text('{"model_type": "qwen2", "num_attention_heads": 14}')
+@pytest.mark.parametrize("settings", ['"num_attention_heads": 14', '"text_config": {"num_attention_heads": 14}'])
+def test_attention_heads_that_the_gpus_of_an_actor_cannot_share(
+    refused: Callable[..., str], model_dir: Path, settings: str
+) -> None:
+    (model_dir / "config.json").write_text(f'{{"model_type": "qwen2", {settings}}}')
     assert "actor.tensor_parallel = 4 does not divide the 14 attention heads" in refused("--actor.tensor_parallel", "4")
 
 
@@ -152,7 +155,7 @@ def test_passages_and_an_index_that_are_not_what_the_retriever_wants(
     said = refused(*search, f"--search.corpus={data_file}")
     assert "search.corpus: " in said and 'train.jsonl line 1: has no "contents"' in said
     passages, index = tmp_path / "passages.jsonl", tmp_path / "index"
-    passages.write_text('{"contents": "a weir"}\n')
+    passages.write_text('\n{"contents": "a weir"}\n\r\n')  # empty lines are no passages
     build_index(passages, index, IndexSpec())
     files = [f"--search.corpus={passages}", f"--search.index={index}"]
     said = refused(*search, *files, "--search.k1", "2.0", "--search.stemmer", "none")
