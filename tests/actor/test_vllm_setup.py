@@ -1,11 +1,12 @@
 """What vLLM is started with, where no engine is needed to see it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from services.actor.engines.vllm_setup import engine_arguments
+from services.actor.engines.vllm_setup import cache_bytes, engine_arguments
 from shared.config import Config
 
 
@@ -28,3 +29,11 @@ def test_vllm_asks_for_no_more_of_a_gpu_than_its_share_whatever_its_cache_takes(
     arguments = engine_arguments(config, model_dir, on_cpu=False)
     assert arguments["gpu_memory_utilization"] == 0.3
     assert arguments.get("kv_cache_memory_bytes", 0) == cache
+
+
+def test_the_cache_is_of_the_text_part_of_a_model_that_has_others(
+    make_config: Callable[..., Config], model_dir: Path, tmp_path: Path
+) -> None:
+    text = json.loads((model_dir / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "text_config": text}))
+    assert cache_bytes(make_config(), tmp_path, "float32") == cache_bytes(make_config(), model_dir, "float32")

@@ -95,7 +95,8 @@ def layers_with_adapters(config: Config, directory: Path) -> list[str]:
 
 def cache_bytes(config: Config, directory: Path, dtype: str) -> int:
     """Keys and values of every row at its longest, at most a quarter of the free memory, at least of two rows."""
-    model = read_settings(directory / "config.json")
+    settings = read_settings(directory / "config.json")
+    model = settings | settings.get("text_config", {})  # of a model that also takes images
     heads = model.get("num_key_value_heads") or model["num_attention_heads"]
     size = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
     per_token = 2 * model["num_hidden_layers"] * heads * size * (4 if dtype == "float32" else 2)
