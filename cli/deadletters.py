@@ -73,13 +73,15 @@ def run(args: argparse.Namespace) -> int:
 
 def read_letters(client: Any, stream: str, count: int) -> tuple[int, list[dict[str, Any]]]:
     """(how many are kept, the newest `count` of them as plain data). Letters that somebody else wrote are shown too."""
+    from shared.events import said_at
+
     letters = []
     for id, fields in client.xrevrange(stream, count=count):
         data = fields.get(b"data", b"")
         letters.append(
             {
                 "id": id.decode(),
-                "time": int(id.partition(b"-")[0]) / 1000,  # as the server has it
+                "time": said_at(id),
                 "source": _text(fields.get(b"source", b"?")),
                 "reason": _text(fields.get(b"reason", b"it gives no reason")),
                 "bytes": len(data),

@@ -4,6 +4,7 @@ Where only Redis is reached, the gate is that of the last step, and what replay 
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +13,13 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from services.replay.buffer import StoredGroup
-from services.replay.records import Counters
+from services.replay import tables
 from services.replay.window.actors import Actors
 from services.replay.window.history import History
 from shared import heartbeats
 from shared.errors import UserError
+from shared.events import plain
+from shared.messages import UNREADABLE, Malformed
 from shared.redis_client import connect_async, until_up
 from shared.streams import Keys
 
@@ -127,7 +129,10 @@ class FromRedis:
         saved: Any = await client.get(f"{table}state")
         if saved is None:
             raise UserError(f"Redis knows no run '{self._run}': name one with --run, or give replay's address.")
-        counters = msgspec.json.decode(saved, type=Counters)
+        try:
+            counters = tables.counters(saved)
+        except Malformed as error:
+            raise UserError(f"{table}state in Redis cannot be read ({plain(str(error))}).") from None
         await self._history.look()
         told = self._history.since(-1)
         stored, fresh, tasks = [await _length(client.hlen(table + name)) for name in ("buffer", "fresh", "tasks")]
@@ -154,18 +159,27 @@ class FromRedis:
         )
 
 
+class _Trained(msgspec.Struct):
+    """As much of a line of the ledger as is looked at."""
+
+    replay: list[str] = []
+
+
 async def _length(reply: Any) -> int:
     return await reply
 
 
 async def _groups(client: redis.asyncio.Redis, table: str, refused: set[str]) -> dict[str, list[Any]]:
     """Rows and which of them the last step replayed, from the ledger, or scanned in vain, from replay itself."""
-    saved: Any = client.hvals(table + "buffer")
+    saved: Any = client.hgetall(table + "buffer")
     last: Any = client.lindex(table + "ledger", -1)
-    decoder = msgspec.msgpack.Decoder(StoredGroup)
-    rows = [decoder.decode(value) for value in await saved]
-    line = await last
-    replayed = set(msgspec.json.decode(line)["replay"]) if line else set()
+    rows = []
+    for name, value in (await saved).items():
+        with suppress(Malformed):  # replay leaves it out as well, and says so
+            rows.append(tables.entry("buffer", name, value)[1])
+    line, replayed = await last, set[str]()
+    with suppress(*UNREADABLE):
+        replayed = set(msgspec.json.decode(line or b"{}", type=_Trained).replay)
     return {
         "headroom": [row.headroom for row in rows],
         "drift": [None if row.drift != row.drift else row.drift for row in rows],

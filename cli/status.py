@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,19 +120,18 @@ def newest_run(root: Path) -> Path:
 def read_state(client: Any, run_name: str) -> dict[str, Any]:
     """Everything that is shown, as plain data."""
     from shared import events
-    from shared.messages import WeightsNotice, decode
     from shared.streams import ACTORS, LEARNER, REPLAY, Keys
 
     keys = Keys(run_name)
     groups = {"tasks": ACTORS, "groups": REPLAY, "work": LEARNER, "results": REPLAY}
     streams = {name: _stream(client, getattr(keys, name), group) for name, group in groups.items()}
-    newest = client.xrevrange(keys.weights, count=1)
+    unreadable: list[dict[str, Any]] = []
+    notice, counters = _notice(client, keys, unreadable), _counters(client, keys, unreadable)
     recent = [record for _, record in reversed(events.parse(client.xrevrange(keys.events, count=EVENTS_READ)))]
-    replay = client.get(f"{keys.prefix}replay:state")
     memory = client.info("memory")
     return {
         "run": run_name,
-        "version": str(decode(newest[0][1][b"m"], WeightsNotice).version) if newest else None,
+        "version": str(notice.version) if notice else None,
         "step": next((e for e in reversed(recent) if e["kind"] == "step"), None),
         "eval": next((e for e in reversed(recent) if e["kind"] == "eval"), None),
         "finished": _has_finished(recent),
@@ -141,10 +141,10 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
         },
         "streams": streams,
         "dead_letters": client.xlen(keys.dead),
-        "replay": json.loads(replay) if replay else None,
+        "replay": counters,
         "redis_memory_bytes": memory["used_memory"],
         "redis_trouble": _redis_trouble(memory, client.info("persistence")),
-        "warnings": _warnings(client, keys),
+        "warnings": [*_warnings(client, keys), *unreadable],
         "events": [e for e in recent if e["kind"] not in ("rollout", "step", *WARNINGS)][-EVENTS_SHOWN:],
     }
 
@@ -239,15 +239,49 @@ def _stream(client: Any, key: str, group: str) -> dict[str, int]:
     return {"length": length, "pending": pending}
 
 
+def _notice(client: Any, keys: Any, unreadable: list[dict[str, Any]]) -> Any:
+    """The newest notice of weights; None where there is none, or it cannot be read, which is put into `unreadable`."""
+    from shared.messages import Malformed, WeightsNotice, decode
+    from shared.streams import FIELD
+
+    newest = client.xrevrange(keys.weights, count=1)
+    try:
+        return decode(newest[0][1].get(FIELD, b""), WeightsNotice) if newest else None
+    except Malformed as error:
+        unreadable.append(_unreadable("the newest notice of weights", error))
+        return None
+
+
+def _counters(client: Any, keys: Any, unreadable: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Replay's, with the same said of them."""
+    import msgspec
+
+    from services.replay import tables
+    from shared.messages import Malformed
+
+    saved = client.get(keys.state)
+    try:
+        return msgspec.to_builtins(tables.counters(saved)) if saved else None
+    except Malformed as error:
+        unreadable.append(_unreadable("what replay keeps of the run", error))
+        return None
+
+
+def _unreadable(what: str, error: Exception) -> dict[str, Any]:
+    from shared.events import plain
+
+    text = f"{what} cannot be read: {plain(str(error))}."
+    return {"kind": "warning", "time": time.time(), "service": "status", "text": text}
+
+
 def _actors(client: Any, keys: Any) -> list[dict[str, Any]]:
+    from shared import heartbeats
+
     found = []
-    for id in sorted(client.smembers(keys.actors)):
-        name = id.decode()
-        beat, life_ms = client.get(keys.actor(name)), client.pttl(keys.actor(name))
-        if beat:
-            found.append(
-                {"id": name, "heartbeat_age_s": max(0.0, HEARTBEAT_LIFE_S - life_ms / 1000), **json.loads(beat)}
-            )
+    for name, beat in heartbeats.known(client, keys).items():
+        if beat is not None:
+            age_s = max(0.0, HEARTBEAT_LIFE_S - client.pttl(keys.actor(name)) / 1000)
+            found.append({"heartbeat_age_s": age_s, **beat, "id": name})
     return found
 
 

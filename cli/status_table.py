@@ -92,9 +92,8 @@ def _line(event: dict[str, Any], said: str) -> Text:
 def _sentence(event: dict[str, Any]) -> str:
     kind = event["kind"]
     if kind == "swap":
-        return (
-            f"{event.get('actor')} took over weights {version(event.get('version'))} in {event.get('seconds', 0):.2f} s"
-        )
+        took = f"{number(event.get('seconds'), 2)} s"
+        return f"{event.get('actor')} took over weights {version(event.get('version'))} in {took}"
     if kind == "eval":
         return (
             f"evaluation of version {event.get('round')}: EM {percent(event.get('em'))} on {event.get('n')} questions"

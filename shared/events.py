@@ -1,21 +1,100 @@
 """What a person would want to read in a log: small records on a bounded stream, for the CLI and the inspector.
 
 A record is {"kind", "time", ...}. Kinds: step (one per training step, the line of metrics.jsonl), eval, rollout, swap,
-refused, actor, warning, resumed, finished.
+refused, actor, warning, resumed, finished. Whoever reads them may rely on the fields below; what is no such record is
+read as a warning that says so.
 """
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from shared.messages import UNREADABLE, Malformed
 from shared.streams import EVENTS_KEPT, FIELD, Keys
+
+LATEST = 2.0**36  # unix seconds: beyond, a clock cannot show them
+
+Count = Annotated[int, msgspec.Meta(ge=-1, lt=2**62)]
+Number = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)] | Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Figure = Number | None  # not finite: null in JSON
+Figures = dict[str, Figure]
+
+
+class _Said(msgspec.Struct, tag_field="kind", kw_only=True):
+    """Any record."""
+
+    time: Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
+    service: str = ""
+    actor: str = ""
+    text: str = ""
+    reason: str = ""
+
+
+class _Step(_Said, tag="step", kw_only=True):
+    """All other fields are figures."""
+
+    step: Count
+    steps: Count | None = None
+    version: Any = None
+    learner: Figures = {}
+    ages: list[Number] = []
+    reuse: Figures | None = None
+    reward_parts: Figures = {}
+    what_if_tau: Figures = {}
+    what_if_kl: Figures = {}
+    counterfactual: dict[str, Figure | Figures] = {}
+
+
+class _Eval(_Said, tag="eval", kw_only=True):
+    """All other fields are figures."""
+
+    round: Count
+    per_source: Figures = {}
+    version_min: Any = None
+    version_max: Any = None
+
+
+class _Rollout(_Said, tag="rollout", kw_only=True):
+    round: Count = -1
+    reward: Figure = None
+    task_kind: str = ""
+
+
+class _Swap(_Said, tag="swap", kw_only=True):
+    seconds: Number = 0.0
+    stall_s: Number = 0.0
+
+
+class _Finished(_Said, tag="finished", kw_only=True):
+    step: Count
+    elapsed_s: Figure = None
+
+
+class _Refused(_Said, tag="refused", kw_only=True):
+    pass
+
+
+class _Actor(_Said, tag="actor", kw_only=True):
+    pass
+
+
+class _Warning(_Said, tag="warning", kw_only=True):
+    pass
+
+
+class _Resumed(_Said, tag="resumed", kw_only=True):
+    pass
+
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+_check = msgspec.json.Decoder(
+    _Step | _Eval | _Rollout | _Swap | _Finished | _Refused | _Actor | _Warning | _Resumed
+).decode
 
 
-def emit(pipe: Any, keys: Keys, kind: str, **fields: Any) -> Any:
+def emit(pipe: Any, keys: Keys, kind: str, /, **fields: Any) -> Any:
     """XADD an event through a client or a pipeline (await the result of an async client)."""
     record = {"kind": kind, "time": time.time(), **fields}
     return pipe.xadd(keys.events, {FIELD: _encode(record)}, maxlen=EVENTS_KEPT, approximate=True)
@@ -24,4 +103,40 @@ def emit(pipe: Any, keys: Keys, kind: str, **fields: Any) -> Any:
 def parse(reply: Any) -> list[tuple[bytes, dict[str, Any]]]:
     """(id, record) pairs of an XREAD or XRANGE reply of the events stream."""
     items = [item for _, items in reply for item in items] if reply and isinstance(reply[0], list) else reply
-    return [(id, _decode(fields[FIELD])) for id, fields in items or []]
+    return [(id, _read(id, fields.get(FIELD, b""))) for id, fields in items or []]
+
+
+def check_step(fields: dict[str, Any]) -> None:
+    """Raise Malformed where a step with these fields would not be read."""
+    try:
+        data = _encode({"kind": "step", "time": 0.0, "step": 0} | fields)
+        if not isinstance(_checked(data)[0], _Step):
+            raise Malformed("figures that are not a step's")
+    except (TypeError, *UNREADABLE) as error:
+        raise Malformed(str(error)) from None
+
+
+def _checked(data: bytes) -> tuple[_Said, dict[str, Any]]:
+    known, record = _check(data), _decode(data)
+    if isinstance(known, _Step | _Eval):
+        named = ("kind", *known.__struct_fields__)
+        msgspec.convert({name: value for name, value in record.items() if name not in named}, Figures)
+    return known, record
+
+
+def _read(id: bytes, data: bytes) -> dict[str, Any]:
+    try:
+        return _checked(data)[1]
+    except UNREADABLE as error:
+        text = f"an event cannot be read, and is left out: {plain(str(error))}."
+        return {"kind": "warning", "time": said_at(id), "service": "somebody", "text": text}
+
+
+def said_at(id: bytes) -> float:
+    """When an entry of this id was written, as the server has it: unix seconds. Ids may be made up."""
+    return min(int(id.partition(b"-")[0]) / 1000, LATEST)
+
+
+def plain(text: str, most: int = 200) -> str:
+    """What may quote a stranger: its beginning, without what would move a terminal's cursor."""
+    return "".join(filter(str.isprintable, text[:most]))

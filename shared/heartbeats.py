@@ -1,12 +1,19 @@
-"""What actors and replay last said of themselves, as their heartbeats in Redis have it."""
+"""What actors and replay last said of themselves, as their heartbeats in Redis have it.
+
+A heartbeat that is none is as good as none. In one that is read any field may be missing, but those of the classes
+below are what they are there.
+"""
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, cast
 
+import msgspec
 import redis
 import redis.asyncio
 
+from shared.events import Count, Number
+from shared.messages import UNREADABLE
 from shared.streams import Keys
 from shared.versions import Version
 
@@ -14,10 +21,39 @@ Beat = dict[str, Any]
 REPLAY_LIFE_S = 15  # it reports every 5 s
 VERSIONS = ("version", "loading")  # weights in force, and weights that are just being read
 
+_Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Version = tuple[_Place, _Place] | None
+
+
+class _OfActor(msgspec.Struct):
+    id: str = ""
+    state: str = ""
+    host: str = ""
+    engine: str = ""
+    device: str = ""
+    version: _Version = None
+    loading: _Version = None
+    refused: _Version = None
+    groups_running: Count = 0
+    tokens_per_s: Number | None = None
+    swaps: Count = 0
+    canary_refused: Count = 0
+    memory: Number = 0
+
+
+class _OfReplay(msgspec.Struct):
+    waiting_for: str = ""
+    waiting_s: Number = 0.0
+    refused: list[str] = []
+
+
+_decode = msgspec.json.Decoder(Beat).decode
+_check_actor, _check_replay = (msgspec.json.Decoder(kind).decode for kind in (_OfActor, _OfReplay))
+
 
 async def alive(client: redis.asyncio.Redis, keys: Keys) -> list[Beat]:
     """One record per live actor, by "id". Raises RedisError."""
-    return [{"id": name, **beat} for name, beat in (await all_known(client, keys)).items() if beat is not None]
+    return [{**beat, "id": name} for name, beat in (await all_known(client, keys)).items() if beat is not None]
 
 
 async def all_known(client: redis.asyncio.Redis, keys: Keys) -> dict[str, Beat | None]:
@@ -43,7 +79,7 @@ async def tell_of_replay(client: redis.asyncio.Redis, keys: Keys, beat: Beat) ->
 async def of_replay(client: redis.asyncio.Redis, keys: Keys) -> Beat | None:
     """The same; None where none is alive. Raises RedisError."""
     told = await client.get(keys.replay)
-    return json.loads(told) if told else None
+    return _read(told, _check_replay)
 
 
 def versions(beats: Iterable[Beat | None], fields: Sequence[str] = VERSIONS) -> set[Version]:
@@ -53,8 +89,19 @@ def versions(beats: Iterable[Beat | None], fields: Sequence[str] = VERSIONS) -> 
 
 
 def _names(members: Iterable[bytes]) -> list[str]:
-    return sorted(member.decode() for member in members)
+    """What is no text names no actor."""
+    return sorted(name for member in members if "\ufffd" not in (name := member.decode(errors="replace")))
 
 
 def _told(names: list[str], values: Iterable[bytes | None]) -> dict[str, Beat | None]:
-    return {name: json.loads(value) if value else None for name, value in zip(names, values, strict=True)}
+    return {name: _read(value, _check_actor) for name, value in zip(names, values, strict=True)}
+
+
+def _read(value: Any, check: Callable[[bytes], object]) -> Beat | None:
+    if not value:
+        return None
+    try:
+        check(value)
+        return _decode(value)
+    except UNREADABLE:
+        return None

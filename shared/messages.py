@@ -22,6 +22,7 @@ from shared.versions import Version
 SCHEMA = 1
 
 LARGEST = 1e6  # of a reward, an advantage, a log-probability: what is beyond was not computed from a rollout
+MOST_OPEN = 2**20  # training tasks from the first that is open to the last that was issued
 PAYLOAD_BYTES = 2**29  # the most that Redis holds under one key
 
 TRAIN, EVAL = "train", "eval"
@@ -193,6 +194,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     measure: str = "l2"  # replay.drift of the learner that made it
 
     @property
+    def measured(self) -> bool:
+        """Whether there is anything to go by."""
+        return self.tokens > 0 and abs(self.headroom) <= LARGEST and 0 <= self.drift <= LARGEST**2
+
+    @property
     def drift(self) -> float:
         """mean d^2 over T(g), or mean |d| where `measure` is "l1"."""
         return (self.sum_abs_d if self.measure == "l1" else self.sum_d2) / self.tokens
@@ -276,11 +282,37 @@ def decode(data: bytes, kind: Any) -> Any:
         raise Malformed(f"not a valid message: {error}") from None
     if message.schema != SCHEMA:
         raise Malformed(f"schema {message.schema}, and this version reads schema {SCHEMA}")
-    if isinstance(message, GroupHeader):
-        _check_header(message)
-    if isinstance(message, WeightsNotice) and not _NAME.fullmatch(message.location):
-        raise Malformed(f"weights {message.version} at '{message.location}', which is no name inside weights.dir")
+    check(message)
     return message
+
+
+def check(message: Message) -> None:
+    """Raise Malformed for what no type can say."""
+    match message:
+        case GroupHeader():
+            _check_header(message)
+        case Task():
+            _check_task(message)
+        case Batch(cursor=Cursor() as cursor) | Hello(cursor=Cursor() as cursor):
+            _check_cursor(cursor)
+        case WeightsNotice() if not _NAME.fullmatch(message.location):
+            raise Malformed(f"weights {message.version} at '{message.location}', which is no name inside weights.dir")
+        case _:
+            return
+
+
+def _check_task(task: Task) -> None:
+    counts = [task.number, task.attempt, task.min_version, task.group_size - 1, task.round + 1]
+    if task.kind not in KINDS or min(counts) < 0 or max(counts) >= 2**31 or not math.isfinite(task.temperature):
+        raise Malformed(f"task {task.id}: of no kind, or with a number that no task has")
+
+
+def _check_cursor(cursor: Cursor) -> None:
+    first, last = min(cursor.untrained, default=cursor.issued), max(cursor.untrained, default=-1)
+    if min(first, cursor.lost, cursor.refilled) < 0 or last >= cursor.issued or cursor.issued >= 2**31:
+        raise Malformed("a cursor with a number that no run comes to")
+    if cursor.issued - first > MOST_OPEN:
+        raise Malformed(f"a cursor with {cursor.issued - first} tasks behind the first that is open")
 
 
 def _check_header(h: GroupHeader) -> None:

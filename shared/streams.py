@@ -18,6 +18,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import ResponseError
 
+from shared.errors import UserError
 from shared.redis_client import BLOCK_MS, is_full
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ SILENT_MS = 60_000  # a consumer that has not read for so long is none any more
 DEAD_LETTERS_KEPT = 1000
 DEAD_LETTER_BYTES = 65_536
 EVENTS_KEPT = 20_000
+LARGEST_COUNT = 2**31  # of steps, and of lives
 
 
 class Keys:
@@ -62,6 +64,18 @@ class Keys:
 def saved_key(keys: Keys) -> str:
     """Steps below this number are in a checkpoint, and their batches are acknowledged; written by the learner."""
     return keys.prefix + "saved"
+
+
+def count(value: Any, key: str) -> int:
+    """The number that lies at `key`; 0 where it is missing. UserError for what is no such number."""
+    if value is None:
+        return 0
+    if not (value.isdigit() and len(value) <= 10 and int(value) < LARGEST_COUNT):
+        raise UserError(
+            f"{key} in Redis holds {value[:20]!r}, which is no count that a run comes to: delete the key, and start "
+            "what has stopped again."
+        )
+    return int(value)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class RunView:
         """From the median of the last steps; None before the second: the first includes the start of everything."""
         if len(self.recent) < 2:
             return None
-        return median(e.get("seconds", 0.0) for e in self.recent) * max(self.steps - self.trained, 0)
+        return median(e.get("seconds") or 0.0 for e in self.recent) * max(self.steps - self.trained, 0)
 
     def recent_mean(self, key: str) -> float | None:
         """The mean of a field of the last step events that have it."""
@@ -91,5 +91,5 @@ LEARNER_PARTS = ("wait_s", "scan_s", "fetch_s", "reference_s", "train_s", "publi
 
 def idle_share(steps: Sequence[Mapping[str, float]]) -> float | None:
     """wait_s over the learner's wall time, from the metrics of its steps; None where nothing was measured."""
-    wall = sum(m.get("step_s") or sum(m.get(part, 0.0) for part in LEARNER_PARTS) for m in steps)
-    return sum(m.get("wait_s", 0.0) for m in steps) / wall if wall > 0 else None
+    wall = sum(m.get("step_s") or sum(m.get(part) or 0.0 for part in LEARNER_PARTS) for m in steps)
+    return sum(m.get("wait_s") or 0.0 for m in steps) / wall if wall > 0 else None

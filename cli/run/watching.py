@@ -59,5 +59,5 @@ def waits(view: RunView, beat: heartbeats.Beat | None) -> list[str]:
         return []
     if beat is None:
         return ["a replay service to report"]
-    shown = view.phase == "starting" or beat["waiting_s"] > LONG_S
-    return [beat["waiting_for"]] if shown and beat["waiting_for"] else []
+    what, since_s = beat.get("waiting_for"), beat.get("waiting_s", 0.0)
+    return [what] if what and (view.phase == "starting" or since_s > LONG_S) else []

@@ -13,6 +13,7 @@ import redis.asyncio
 
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
+from shared.messages import UNREADABLE
 from shared.outage import raise_if_refused
 from shared.streams import Keys
 
@@ -39,7 +40,11 @@ async def raise_if_over(config: Config, client: redis.asyncio.Redis) -> None:
         raise_if_refused(error)
         log.debug("whether the run is over is not known: %s", error)
         return
-    counters = msgspec.json.decode(data, type=_Counters) if data else _Counters()
+    try:
+        counters = msgspec.json.decode(data, type=_Counters) if data else _Counters()
+    except UNREADABLE as error:
+        log.warning("whether the run is over cannot be read: %s", error)
+        return
     if counters.finished and counters.step >= config.run.steps:
         raise RunOver(f"the run has finished its {counters.step} steps")
 

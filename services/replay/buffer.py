@@ -5,33 +5,45 @@ objects. Slots are reused after eviction; `sequence` is the order of insertion a
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from shared.messages import LARGEST
+
 PART = 64  # values whose highest stands for them
+
+
+# what fits the columns, and orders
+Place = Annotated[int, Meta(ge=0, lt=2**31)]
+Few = Annotated[int, Meta(ge=0, lt=2**15)]
+Headroom = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 
 
 class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a stored group besides its header; the durable form of a slot."""
 
     id: str
-    sequence: int  # order of insertion, over the whole run
-    step: int  # the step whose fresh groups it was among
-    headroom_ref: float  # under the policy that generated it; frozen
-    headroom: float  # cached: as last measured
+    sequence: Annotated[int, Meta(ge=0, lt=2**62)]  # order of insertion, over the whole run
+    step: Place  # the step whose fresh groups it was among
+    headroom_ref: Headroom  # under the policy that generated it; frozen
+    headroom: Headroom  # cached: as last measured
     drift: float  # as last measured; NaN: never
-    uses: int  # how often it was replayed
-    tokens: int  # |T|
-    bytes: int  # in Redis: of its payload, and of its l_ref where that is kept
-    prompt: int = -1  # place of its question in the data set
-    right: int = 0  # scored responses that are right
-    scored: int = 0  # responses with a reward
+    uses: Place  # how often it was replayed
+    tokens: Place  # |T|
+    bytes: Annotated[int, Meta(ge=0, lt=2**32)]  # in Redis: of its payload, and of its l_ref where that is kept
+    prompt: Annotated[int, Meta(ge=-1, lt=2**31)] = -1  # place of its question in the data set
+    right: Few = 0  # scored responses that are right
+    scored: Few = 0  # responses with a reward
     reward_mean: float = 0.0  # over the scored responses, and their standard deviation (n - 1)
     reward_std: float = 0.0
     advantage: float = 0.0  # sum of |A| over the responses
-    responses: list[float] = []  # a number for each, 0 where it cannot be used: Policy.responses
+    responses: Annotated[
+        list[float], Meta(max_length=4096)
+    ] = []  # a number for each, 0 where it cannot be used: Policy.responses
 
 
 class Buffer:

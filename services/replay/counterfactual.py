@@ -9,7 +9,6 @@ Where `measured` is below 1, the side of `naive` leans towards the groups that t
 comparison take the steps in which it is 1.
 """
 
-import math
 from collections.abc import Iterable
 from itertools import chain, zip_longest
 from typing import Any
@@ -41,7 +40,7 @@ class Counterfactual:
 
     def take(self, records: Iterable[Record]) -> None:
         """Keep an answered scan; a group without a usable record stays unmeasured."""
-        self.records |= {r.id: r for r in records if r.tokens > 0 and math.isfinite(r.drift + r.headroom)}
+        self.records |= {r.id: r for r in records if r.measured}
 
     def stats(self, step: int, replayed: list[StoredGroup]) -> dict[str, Any]:
         """Means over the measured groups of either side; `measured` is the share of all groups that were."""

@@ -85,9 +85,18 @@ def answered(state: State, tx: Transaction, header: GroupHeader) -> None:
 
 def given_up(state: State, tx: Transaction, task: Task) -> None:
     """A question that no attempt could answer: it is counted as failed, not as wrong."""
-    version = state.counters.version or Version(0, task.round)
-    nothing = Outcome(task.data_source, None, 0.0, version, version)
-    _file(state, tx, task.round, task.number, nothing)
+    _failed(state, tx, task.round, task.number, task.data_source)
+
+
+def lost(state: State, tx: Transaction, round: int, number: int) -> None:
+    """The same of one whose task nobody can read any more, where its round is open."""
+    if round_open(state, round) and f"{round}:{number}" not in state.evals:
+        _failed(state, tx, round, number, "")
+
+
+def _failed(state: State, tx: Transaction, round: int, number: int, source: str) -> None:
+    version = state.counters.version or Version(0, round)
+    _file(state, tx, round, number, Outcome(source, None, 0.0, version, version))
 
 
 def _file(state: State, tx: Transaction, round: int, number: int, outcome: Outcome) -> None:

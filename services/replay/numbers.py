@@ -4,6 +4,8 @@ from bisect import bisect_left, insort
 
 import msgspec
 
+from shared.messages import MOST_OPEN
+
 
 class Settled(msgspec.Struct):
     """Every number below `below`, and those in `above` (ascending)."""
@@ -29,8 +31,7 @@ class Settled(msgspec.Struct):
         del self.above[:done]
 
     def all_but(self, issued: int, open_numbers: list[int]) -> None:
-        """Settle every number below `issued` that is not open, and nothing else."""
-        self.below, self.above = min(open_numbers, default=issued), []
-        for number in range(self.below, issued):
-            if number not in open_numbers:
-                self.above.append(number)
+        """Settle every number below `issued` that is not open, and nothing else; but all of those far behind."""
+        still = set(open_numbers)
+        self.below = max(min(still, default=issued), issued - MOST_OPEN)
+        self.above = [number for number in range(self.below, issued) if number not in still]

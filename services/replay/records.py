@@ -1,6 +1,6 @@
 """What replay's state is made of besides tasks and rows, in the form in which it lies in Redis."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -65,7 +65,7 @@ class FreshGroup(msgspec.Struct, frozen=True):
     """A group that has arrived, with the last step it may be trained at."""
 
     header: GroupHeader
-    due: int
+    due: Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
 
     @property
     def bytes(self) -> int:
@@ -93,8 +93,8 @@ class Composed(msgspec.Struct, frozen=True, kw_only=True):
 class Retired(msgspec.Struct, frozen=True):
     """A group nobody will use again but a learner that resumes before `step` + 1; then its payload is deleted."""
 
-    step: int
-    bytes: int
+    step: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from services.replay.buffer import StoredGroup
 from shared.config import Config
-from shared.messages import GroupHeader, Record
+from shared.messages import LARGEST, GroupHeader, Record
 
 REFERENCE_BYTES = 4  # a sampled token
 
@@ -30,7 +30,9 @@ def new_row(
     bytes: `bytes_of` it; record: of its first training; prompt: its question's place;
     advantages: float32[G], as it was trained with; responses: what Policy.responses says of each, or none.
     """
-    reference = header.headroom if record is None or record.headroom_ref is None else record.headroom_ref
+    reference = header.headroom
+    if record is not None and record.headroom_ref is not None and abs(record.headroom_ref) <= LARGEST:
+        reference = record.headroom_ref
     return StoredGroup(
         id=header.id,
         sequence=sequence,

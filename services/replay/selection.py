@@ -7,7 +7,6 @@ batch, so they never change the order of the step they came from. A request neve
 wanted; therefore no group behind the K-th accepted one is ever scanned.
 """
 
-import math
 import time
 from dataclasses import dataclass, field
 
@@ -83,7 +82,7 @@ class Selection:
         answered = {record.id: record for record in records}
         for id in self._request:
             record = answered.get(id)
-            if record is None or record.tokens < 1 or not math.isfinite(record.drift + record.headroom):
+            if record is None or not record.measured:
                 self.unusable.append(id)
                 continue
             self.scanned += 1

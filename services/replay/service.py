@@ -18,7 +18,7 @@ import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry
 from redis.exceptions import RedisError, ResponseError
 
-from services.replay import again, evaluation, refills, refused, resync, transitions
+from services.replay import again, damage, evaluation, refills, refused, resync, transitions
 from services.replay.metrics import ReplayMetrics
 from services.replay.next_step import NextStep
 from services.replay.policies import get_policy
@@ -132,6 +132,7 @@ class Replay:
                 self._then.clear()
                 async with self.store.transaction(state) as tx:
                     if not asked:
+                        damage.mend(state, tx)
                         resync.ask(state, tx)
                         asked = True
                     for entry in entries:

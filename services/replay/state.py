@@ -14,6 +14,7 @@ process that was presumed dead from writing; a server that has a lower one has l
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,14 +24,17 @@ import numpy as np
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from services.replay import tables
 from services.replay.buffer import Buffer, StoredGroup
 from services.replay.kept import Kept
 from services.replay.records import Composed, Counters, FreshGroup, Outcome, Retired
 from shared import messages, streams
-from shared.events import emit
-from shared.messages import GroupHeader, Task
+from shared.errors import UserError
+from shared.events import emit, plain
+from shared.messages import GroupHeader, Malformed, Task
 from shared.streams import Keys
 
+log = logging.getLogger("headrace.replay")
 PAGE = 256  # entries of a table that are read and filed before others have their turn
 
 
@@ -56,6 +60,7 @@ class State:
         self.kept: dict[str, Kept] = {}
         self.payload_bytes = 0  # what all groups take in Redis: fresh, stored and retired ones
         self.refused, self.refusal = 0, ""  # training prompts in a row that cannot be used, and why; not durable
+        self.damaged: list[tables.Damaged] = []  # entries that the load left out, until they are dealt with
 
 
 class Transaction:
@@ -90,6 +95,10 @@ class Transaction:
             self._changed.pop(table, None)
             self.pipe.unlink(_table(self.keys, table))
         return values
+
+    def erase(self, table: str, fields: list[bytes]) -> None:
+        """Take entries out of a table in Redis that are not here."""
+        self.pipe.hdel(_table(self.keys, table), *fields)
 
     def store(self, row: StoredGroup) -> None:
         """Insert a group into the buffer."""
@@ -141,7 +150,7 @@ class Transaction:
         """Append to the ledger."""
         self.pipe.rpush(_table(self.keys, "ledger"), msgspec.json.encode(record))
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: str, /, **fields: Any) -> None:
         """Tell people."""
         emit(self.pipe, self.keys, kind, **fields)
 
@@ -181,7 +190,7 @@ class Store:
         key = _table(self.keys, "epoch")
         async with self.client.pipeline(transaction=True) as pipe:
             await pipe.watch(key)
-            epoch = int(await pipe.get(key) or 0)
+            epoch = streams.count(await pipe.get(key), key)
             if self._epoch and epoch > self._epoch:
                 return self._epoch  # replaced, which the next look finds
             own = epoch if epoch == self._epoch > 0 else max(epoch, self._epoch) + 1
@@ -192,36 +201,43 @@ class Store:
         return own
 
     async def load(self, now: float) -> State:
-        """The state as the last transaction left it; a new one on an empty server."""
-        saved = await self.client.get(_table(self.keys, "state"))
-        state = State(msgspec.json.decode(saved, type=Counters) if saved else Counters(started=now))
-        state.tasks = await self._read("tasks", Task)
-        state.fresh = await self._read("fresh", FreshGroup)
-        rows = sorted((await self._read("buffer", StoredGroup)).values(), key=lambda row: row.sequence)
-        for place, row in enumerate(rows):
+        """The state as the last transaction left it, without what cannot be read; a new one on an empty server.
+
+        Raises UserError where the counters cannot: without them nothing is known of the rest.
+        """
+        state = State(await self._counters() or Counters(started=now))
+        state.tasks = await self._read("tasks", state.damaged)
+        state.fresh = await self._read("fresh", state.damaged)
+        rows = await self._read("buffer", state.damaged)
+        for place, row in enumerate(sorted(rows.values(), key=lambda row: row.sequence)):
             state.buffer.insert(row)
             if place % PAGE == PAGE - 1:
                 await asyncio.sleep(0)
-        state.batches = {int(step): batch for step, batch in (await self._read("batches", Composed)).items()}
-        state.retired = await self._read("retired", Retired)
-        state.evals = await self._read("evals", Outcome)
-        state.kept = await self._read("kept", Kept)
+        state.batches = {int(step): batch for step, batch in (await self._read("batches", state.damaged)).items()}
+        state.retired = await self._read("retired", state.damaged)
+        state.evals = await self._read("evals", state.damaged)
+        state.kept = await self._read("kept", state.damaged)
         state.payload_bytes = sum(map(_bytes, [*state.fresh.values(), *state.retired.values()]))
         state.payload_bytes += int(state.buffer.bytes[state.buffer.slots()].sum(dtype=np.int64))
         return state
 
     async def header(self, id: str) -> GroupHeader | None:
-        """How the rollouts of a group ended, while its payload is there."""
+        """How the rollouts of a group ended, while its payload is there; None where that cannot be read."""
         saved: Any = await self.client.hget(_table(self.keys, "headers"), id)
-        return messages.decode(saved, GroupHeader) if saved else None
+        try:
+            return messages.decode(saved, GroupHeader) if saved else None
+        except Malformed as error:
+            log.warning("the header of group %s cannot be shown: %s", id, plain(str(error)))
+            return None
 
     async def make_room(self) -> None:
         """Delete the payloads that only steps below the learner's checkpoint needed, on a server too full to be told.
 
         Whose payload is gone already is deleted once more in its transaction.
         """
-        saved = int(await self.client.get(streams.saved_key(self.keys)) or 0)
-        retired = await self._read("retired", Retired)
+        key = streams.saved_key(self.keys)
+        saved = streams.count(await self.client.get(key), key)
+        retired = await self._read("retired", [])
         gone = [id for id, group in retired.items() if group.step < saved]
         if gone:
             await self.client.unlink(*[key(id) for id in gone for key in (self.keys.payload, self.keys.reference)])
@@ -243,20 +259,40 @@ class Store:
         """Raise Superseded when another process has taken over; for one that has nothing to write."""
         self._check(await self.client.get(_table(self.keys, "epoch")))
 
-    def _check(self, epoch: bytes | str | None) -> None:
-        found = int(epoch or 0)
+    def _check(self, epoch: Any) -> None:
+        found = streams.count(epoch, _table(self.keys, "epoch"))
         if found < self._epoch:
             raise Emptied("the server has lost the run's state, or its last seconds")
         if found > self._epoch:
             raise Superseded("another replay process has taken over this run: this one leaves.")
 
-    async def _read(self, table: str, kind: Any) -> dict[str, Any]:
-        """In pages, so that a large table does not hold up what else this process does; nobody else writes it."""
-        decoder, found, cursor = msgspec.msgpack.Decoder(kind), dict[str, Any](), 0
+    async def _counters(self) -> Counters | None:
+        key = _table(self.keys, "state")
+        saved: Any = await self.client.get(key)
+        try:
+            return tables.counters(saved) if saved else None
+        except Malformed as error:
+            raise UserError(
+                f"{key} in Redis cannot be read ({plain(str(error))}): give the server its data back, or delete the "
+                "run's keys and start replay again, which then goes on from the learner's step with an empty buffer."
+            ) from None
+
+    async def _read(self, table: str, damaged: list[tables.Damaged]) -> dict[str, Any]:
+        """In pages, so that a large table does not hold up what else this process does; nobody else writes it.
+
+        damaged: what cannot be read is put there.
+        """
+        found, cursor = dict[str, Any](), 0
         while True:
             reply: Any = await self.client.hscan(_table(self.keys, table), cursor, count=PAGE)
             cursor, page = reply
-            found |= {field.decode(): decoder.decode(value) for field, value in page.items()}
+            for field, value in page.items():
+                try:
+                    name, entry = tables.entry(table, field, value)
+                except Malformed as error:
+                    damaged.append(tables.Damaged(table, field, value, str(error)))
+                else:
+                    found[name] = entry
             if cursor == 0:
                 return found
 

@@ -196,10 +196,10 @@ def step_trained(
     records = {record.id: record for record in done.records}
     if config.replay.free_refresh:
         for id in batch.replay:
-            if id not in batch.parts and (record := records.get(id)):
+            if id not in batch.parts and (record := records.get(id)) and record.measured:
                 state.buffer.refresh(id, record.headroom, record.drift)
                 tx.save_row(id)
-    headers = {id: tx.drop("fresh", id).header for id in batch.fresh}
+    headers = {id: tx.drop("fresh", id).header for id in batch.fresh if id in state.fresh}  # else it was damaged
     replayed = {state.buffer.row(id).prompt for id in batch.replay if id in state.buffer}
     c.same_prompt += len(replayed & {question_of(config, questions, header) for header in headers.values()})
     lengths.trained(c, [header for id, header in headers.items() if id not in done.rejected])
@@ -217,7 +217,7 @@ def step_trained(
     for id in done.rejected:
         if id in state.buffer:  # no scan may ever come to find that it cannot be used
             tx.retire(id, tx.discard(id).bytes)
-    left_out = {id: tx.drop("fresh", id).header for id in batch.left_out}
+    left_out = {id: tx.drop("fresh", id).header for id in batch.left_out if id in state.fresh}
     for id, header in left_out.items():
         tx.retire(id, header.payload_bytes)
         c.filtered += 1

@@ -18,6 +18,7 @@ from services.actor.service import serve
 from services.replay.records import Counters
 from shared.config import Config, build
 from shared.gpu_lease import GpuLease
+from shared.redis_client import connect_async
 from tests.actor.running import KEYS, REPOSITORY, heartbeats
 from tests.actor.scripted_engine import ScriptedEngine
 
@@ -121,3 +122,10 @@ async def test_the_gpu_of_an_actor_that_left_at_the_end_is_free(
         await actor
     assert other.try_claim() and other.devices == ["GPU-a"]
     other.release()
+
+
+async def test_counters_that_cannot_be_read_say_nothing_of_an_end(config: Config, redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(KEYS.state, b"\xff")
+    async with connect_async(redis_url) as client:
+        await run_over.raise_if_over(config, client)

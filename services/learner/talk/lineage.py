@@ -6,12 +6,12 @@ A learner that resumes opens a new lineage, since the same step trained again ne
 from typing import Any
 
 from shared.errors import UserError
-from shared.streams import Keys, saved_key
+from shared.streams import Keys, count, saved_key
 
 
 def saved_step(client: Any, keys: Keys) -> int:
     """Batches below this step are acknowledged and gone: no learner can begin before it, whatever its checkpoint."""
-    return int(client.get(saved_key(keys)) or 0)
+    return count(client.get(saved_key(keys)), saved_key(keys))
 
 
 def lost_steps(step: int, first: int) -> str:
@@ -30,6 +30,7 @@ def remember(pipe: Any, keys: Keys, lineage: int, saved: int) -> None:
 
 def open_lineage(client: Any, keys: Keys, last: int) -> int:
     """The number of this life of the learner: one more than the last that Redis or the checkpoint knows."""
+    _lives(client, keys)  # else it could not be raised
     lineage = max(client.incr(lives_key(keys)) - 1, last + 1)
     client.set(lives_key(keys), lineage + 1)
     return lineage
@@ -37,8 +38,12 @@ def open_lineage(client: Any, keys: Keys, last: int) -> int:
 
 def refuse_if_replaced(client: Any, keys: Keys, lineage: int) -> None:
     """Raise UserError where a later life has begun: each of two would take entries that are meant for the other."""
-    if int(client.get(lives_key(keys)) or 0) > lineage + 1:
+    if _lives(client, keys) > lineage + 1:
         raise UserError("another learner has taken over this run: this one leaves.")
+
+
+def _lives(client: Any, keys: Keys) -> int:
+    return count(client.get(lives_key(keys)), lives_key(keys))
 
 
 def lives_key(keys: Keys) -> str:

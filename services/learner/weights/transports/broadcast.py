@@ -158,13 +158,12 @@ def _all_there(asked: dict[str, Wanted], beats: dict[str, heartbeats.Beat | None
     """
     newest = max((wanted.location for wanted in asked.values()), default="")
     lacking = {
-        beat["host"]
+        beat.get("host")
         for beat in beats.values()
-        if beat and beat["state"] == "running" and not (beat["version"] and _location(beat) >= newest)
+        if beat and beat.get("state") == "running" and not (beat.get("version") and _location(beat) >= newest)
     }
-    return lacking <= {beat["host"] for actor in asked if (beat := beats.get(actor))}
+    return lacking <= {beat.get("host") for actor in asked if (beat := beats.get(actor))}
 
 
 def _location(beat: heartbeats.Beat) -> str:
-    lineage, number = beat["version"]
-    return Version(lineage, number).directory
+    return Version(*beat["version"]).directory

@@ -16,6 +16,7 @@ from services.learner import waits
 from services.learner.stop import Stop
 from services.learner.talk.outbox import Outbox
 from services.learner.weights.publish import versions_in_use
+from shared.errors import UserError
 from shared.messages import WeightsNotice
 from shared.redis_client import WEIGHTS_SHARE, is_full, room
 from shared.streams import Keys
@@ -86,7 +87,11 @@ class RedisSender:
         """Whether the contents and every chunk are there."""
         key = chunks.key_of(self._keys, notice.location)
         found: Any = self._patiently(lambda: self._client.hget(key, chunks.CONTENTS))
-        if found is None or (contents := chunks.decode(found)).digest != notice.digest:
+        try:
+            if found is None or (contents := chunks.decode(found)).digest != notice.digest:
+                return False
+        except UserError as error:
+            log.warning("%s", error)
             return False
         wanted = sum(len(file.chunks) for file in contents.files)
         there: Any = self._patiently(lambda: self._client.hlen(key))
@@ -140,7 +145,7 @@ class RedisSender:
         def forget() -> None:
             reading = {version.directory for version in versions_in_use(self._client, self._keys, ("loading",))}
             there: Any = self._client.smembers(chunks.versions_key(self._keys))
-            others = sorted(name for name in map(bytes.decode, there) if name != sparing)
+            others = sorted(name for name in (each.decode(errors="replace") for each in there) if name != sparing)
             for name in others[: len(others) - keep]:
                 if name not in reading:
                     with self._client.pipeline(transaction=True) as pipe:
