@@ -7,6 +7,7 @@ from statistics import median
 import httpx
 import pytest
 
+from services.actor.tags import HINT
 from tests.e2e.page import Page
 from tests.replay.stored_groups import PASSAGE, RETRIEVED, SAMPLED
 
@@ -16,6 +17,8 @@ GROUPS, ROLLOUTS = 512, 16
 SCRIPT = '<script>document.title = "run"</script><img src=x onerror="document.title = \'run\'">'
 EVIL_PASSAGE = PASSAGE.replace("A mountain", f"{SCRIPT} A mountain é ☃ in")
 FIRST = [
+    (SAMPLED, "<search> </search>"),
+    (RETRIEVED, HINT),
     (SAMPLED, f"Zürich? {SCRIPT} <search> Mount <b>Vassar</b> </search>"),
     (RETRIEVED, EVIL_PASSAGE),
     (SAMPLED, "<answer> Orrin & ☃ </answer>"),
@@ -74,7 +77,7 @@ def test_a_rollout_that_holds_markup_is_shown_and_not_run(page: Page) -> None:
     encoded = [page.tokenizer.encode(text, add_special_tokens=False).ids for _, text in FIRST]
     decoded = [page.tokenizer.decode(ids, skip_special_tokens=False) for ids in encoded]
     assert page.texts(".rollout[open] .piece .text") == decoded, "token by token, what the tokenizer itself says"
-    assert SCRIPT in decoded[0] and SCRIPT in decoded[1]
+    assert SCRIPT in decoded[2] and SCRIPT in decoded[3]
     assert page.js("return document.querySelectorAll('#group script, #group img, #group b b').length") == 0
     assert page.js("return document.title") != "run"
     assert "searched “Mount <b>Vassar</b>”" in page.texts(".rollout summary")[0]
@@ -93,7 +96,8 @@ def test_an_opened_group_says_what_is_known_of_it(page: Page) -> None:
     assert len(page.texts(".rollout")) == ROLLOUTS
     assert "✓ right" in page.texts(".rollout summary")[0] and "truncated" in page.texts(".rollout summary")[-1]
     labels = page.texts(".rollout[open] .label")
-    assert "weights 0." in labels[0] and "passage doc-7" in labels[1] and "masked, not trained on" in labels[1]
+    assert "weights 0." in labels[0] and labels[1].startswith("said by the environment")
+    assert labels[3].startswith("retrieved for “Mount <b>Vassar</b>”passage doc-7") and "not trained on" in labels[3]
     masked = page.js("return [...document.querySelectorAll('.rollout[open] .piece.masked .t')].map((e) => e.className)")
     assert masked and set(masked) == {"t masked"}, "what was retrieved has no shade"
     assert (

@@ -17,6 +17,7 @@ from shared.streams import Keys
 from shared.versions import Version
 
 STEP = 40  # trained so far
+OPEN = "<information>"
 PASSAGE = "\n\n<information>Doc 1(Title: Mount Vassar) A mountain in Orrin, which is north of Tell.\n</information>\n\n"
 SAMPLED, RETRIEVED = True, False
 Pieces = Sequence[tuple[bool, str]]
@@ -42,13 +43,15 @@ async def fill(
     await store.take_over()
     state = await store.load(time.time() - 600)
     rng = np.random.default_rng(3)
+    said = [first, *[USUAL] * (rollouts - 1)]
     encoded = [_encode(tokenizer, first), *[_encode(tokenizer, USUAL)] * (rollouts - 1)]
+    documents = [[["doc-7"] for sampled, text in pieces if not sampled and OPEN in text] for pieces in said]
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     async with store.transaction(state) as tx:
         c = state.counters
         c.step, c.version, c.issued, c.generated = STEP, Version(0, STEP), STEP * config.learner.batch, groups
         for number in range(groups):
-            payload = _payload(config, f"s{number:08d}", ids, encoded, rng, number)
+            payload = _payload(config, f"s{number:08d}", ids, encoded, documents, rng, number)
             data, trained = encode_payload(payload), len(payload.l_gen)
             l_ref = (payload.l_gen + rng.normal(0, 0.05, trained)).clip(max=0).astype("<f4")
             tx.pipe.set(keys.payload(payload.id), data)
@@ -73,7 +76,13 @@ def _encode(tokenizer: Tokenizer, pieces: Pieces) -> list[tuple[bool, list[int]]
 
 
 def _payload(
-    config: Config, id: str, prompt: list[int], encoded: list, rng: np.random.Generator, number: int
+    config: Config,
+    id: str,
+    prompt: list[int],
+    encoded: list,
+    documents: list[list[list[str]]],
+    rng: np.random.Generator,
+    number: int,
 ) -> Payload:
     mask = [sampled for pieces in encoded for sampled, ids in pieces for _ in ids]
     turns, lengths = [], []
@@ -98,7 +107,7 @@ def _payload(
         advantages=np.where(right, 0.9, -0.9).astype(np.float32),
         version_runs=np.array([(half, 0, max(stored - 1, 0)), (trained - half, 0, stored)], np.int32),
         turns=np.array(turns, np.int32).reshape(-1, 3),
-        documents=[[["doc-7"] for sampled, _ in pieces if not sampled] for pieces in encoded],
+        documents=documents,
     )
 
 

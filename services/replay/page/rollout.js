@@ -48,8 +48,12 @@ export class RolloutView {
   sampledText() {
     return this.rollout.pieces
       .filter((p) => p.sampled)
-      .map((p) => this.words.slice(p.start, p.end).join(""))
+      .map((p) => this.wordsOf(p))
       .join("\n");
+  }
+
+  wordsOf(piece) {
+    return this.words.slice(piece.start, piece.end).join("");
   }
 
   summary() {
@@ -57,7 +61,7 @@ export class RolloutView {
       h = this.header,
       text = this.sampledText();
     const answer = [...text.matchAll(/<answer>(.*?)<\/answer>/gs)].at(-1)?.[1].trim();
-    const queries = matches(text, "search");
+    const queries = matches(text, "search").filter(Boolean); // a search for nothing is none
     const said = [
       queries.length ? `searched ${queries.map((q) => `“${cut(q, 60)}”`).join(", ")}` : "",
       answer === undefined ? "no answer" : `answered “${cut(answer, 80)}”`,
@@ -85,7 +89,8 @@ export class RolloutView {
     const { rollout, group } = this;
     let trained = rollout.firstTrained,
       turn = 0,
-      search = 0;
+      searches = 0,
+      query;
     const pieces = rollout.pieces.map((piece) => {
       const spans = [],
         from = trained;
@@ -99,7 +104,10 @@ export class RolloutView {
         spans.push(span);
       }
       const versions = [...new Set(group.versions.slice(from, trained))];
-      const label = piece.sampled ? sampledLabel(++turn, piece, versions) : this.retrievedLabel(piece, search++);
+      if (piece.sampled) query = matches(this.wordsOf(piece), "search")[0];
+      // a turn without a search has no entry in the documents: the environment answers it with a hint
+      const documents = !piece.sampled && query ? (rollout.documents[searches++] ?? []) : [];
+      const label = piece.sampled ? sampledLabel(++turn, piece, versions) : retrievedLabel(piece, query, documents);
       const text = el("div", { "class": "text", "tabindex": 0, "role": "group", "aria-label": label[0] }, ...spans);
       return el(
         "div",
@@ -113,16 +121,6 @@ export class RolloutView {
     this.body.addEventListener("keydown", (e) => this.key(e));
     this.element.append(this.body);
     if (this.shade) this.shadeBy(this.shade);
-  }
-
-  retrievedLabel(piece, search) {
-    const documents = this.rollout.documents[search] ?? [];
-    const query = matches(this.sampledText(), "search")[search];
-    const parts = [
-      documents.length ? `retrieved${query ? ` for “${cut(query, SHORT)}”` : ""}` : "said by the environment",
-    ];
-    if (documents.length) parts.push(`${documents.length === 1 ? "passage" : "passages"} ${documents.join(", ")}`);
-    return [...parts, count(piece.end - piece.start, "token"), "masked, not trained on"];
   }
 
   shadeBy(shade) {
@@ -164,6 +162,12 @@ const sampledLabel = (turn, piece, versions) => [
   `turn ${turn}, sampled`,
   count(piece.end - piece.start, "token"),
   versions.length ? `weights ${versions.join(", ")}` : "not trained on",
+];
+const retrievedLabel = (piece, query, documents) => [
+  documents.length ? `retrieved for “${cut(query, SHORT)}”` : "said by the environment",
+  ...(documents.length ? [`${documents.length === 1 ? "passage" : "passages"} ${documents.join(", ")}`] : []),
+  count(piece.end - piece.start, "token"),
+  "masked, not trained on",
 ];
 const matches = (text, tag) => [...text.matchAll(new RegExp(`<${tag}>(.*?)</${tag}>`, "gs"))].map((m) => m[1].trim());
 const cut = (text, n) => (text.length > n ? `${text.slice(0, n)}…` : text);
