@@ -59,7 +59,7 @@ class FromReplay:
 
     def __init__(self, url: str) -> None:
         self.shown = url
-        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S)
+        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False)
 
     async def look(self) -> Glance:
         """Raises Unanswered."""

@@ -114,7 +114,7 @@ def newest_run(root: Path) -> Path:
     found = [p.parent for p in root.glob("*/config.toml")]
     if not found:
         raise UserError(f"there is no run under {root.absolute()}: name its folder, or start one with `headrace demo`.")
-    return max(found, key=lambda folder: max(f.stat().st_mtime for f in folder.iterdir()))
+    return max(found, key=lambda folder: max(f.lstat().st_mtime for f in folder.iterdir()))
 
 
 def read_state(client: Any, run_name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`headrace status` reads a real Redis, and says plainly when nothing runs."""
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import redis
 from cli.main import main
 from cli.run import local_redis
 from cli.run.recorder import Recorder
-from cli.status import read_state
+from cli.status import newest_run, read_state
 from shared import events, streams
 from shared.config import build
 from shared.messages import EVAL, Task, WeightsNotice, encode
@@ -205,3 +206,14 @@ def _task(number: int) -> Task:
         messages=[],
         ground_truth=[],
     )
+
+
+def test_the_newest_run_is_found_where_a_link_points_to_a_checkpoint_that_was_pruned(tmp_path: Path) -> None:
+    for number, name in enumerate(("older", "newer")):
+        file = tmp_path / name / "config.toml"
+        file.parent.mkdir()
+        file.touch()
+        os.utime(file, (number, number))
+        (file.parent / "final").symlink_to("checkpoints/step_8")
+        os.utime(file.parent / "final", (number, number), follow_symlinks=False)
+    assert newest_run(tmp_path) == tmp_path / "newer"

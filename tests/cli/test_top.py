@@ -47,6 +47,9 @@ async def config(redis_url: str) -> Config:
 async def address(config: Config, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """Where a replay service of this run listens; it has reported."""
     monkeypatch.setattr("services.replay.service.WATCH_S", 0.05)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # which is for other addresses
+    for name in ("NO_PROXY", "no_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
     service = Replay(config, client_of(config.redis.url), Questions(100), None, CollectorRegistry())
     sock = listen("127.0.0.1", 0, "replay.port")
     port = sock.getsockname()[1]
