@@ -99,6 +99,12 @@ def _call(words: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.strerror is None:  # no answer of the system: a fault of ours
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"headrace: {command} cannot go on: {error.strerror}{where}.", file=sys.stderr)
+        return 2
 
 
 def _unknown(command: str, word: str, parser: argparse.ArgumentParser) -> str:

@@ -30,7 +30,7 @@ class Listener:
     ) -> None:
         """What was recorded in earlier sessions is shown first. on_event: called with each new event."""
         self.view, self.recorder, self.over = view, recorder, asyncio.Event()
-        self._keys, self._steps, self._on_event = Keys(config.run.name), config.run.steps, on_event
+        self._keys, self._on_event = Keys(config.run.name), on_event
         for record in recorder.records():
             self._show(record)
 
@@ -65,6 +65,5 @@ class Listener:
 
     def _show(self, record: Event) -> None:
         self.view.update(record)
-        # an earlier end is none when the run was resumed for more steps
-        if record["kind"] == "finished" and record["step"] >= self._steps:
+        if self.view.finished:
             self.over.set()

@@ -30,7 +30,7 @@ class RunView:
     peak_memory_bytes: int = 0
     memory_kind: str = "PSS"
     phase: str = "starting"  # what it is doing before the first step and after the last
-    finished: bool = False
+    finished: bool = False  # all of its steps; an earlier end is none when the run was resumed for more
 
     def update(self, event: dict[str, Any]) -> None:
         """Take an event in."""
@@ -46,7 +46,7 @@ class RunView:
         elif kind in ("warning", "refused"):
             text = event.get("text") or event.get("reason") or ""
             self.warn(f"{event['actor']}: {text}" if kind == "refused" and "actor" in event else text, event["time"])
-        elif kind == "finished":
+        elif kind == "finished" and event["step"] >= self.steps:
             self.finished = True
 
     def warn(self, text: str, now: float) -> None:

@@ -142,6 +142,12 @@ def test_a_run_that_goes_on_is_followed_to_its_end(run_dir: Path, monkeypatch: p
     ]
 
 
+def test_a_place_that_cannot_be_written_is_one_sentence(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    out = run_dir / METRICS / "table.csv"
+    assert main(["export", str(run_dir), "--to", "csv", "--out", str(out)]) == 2
+    assert f"({out.parent})" in capsys.readouterr().err
+
+
 def test_a_table_has_a_row_for_each_step(run_dir: Path):
     assert main(["export", str(run_dir), "--to", "csv"]) == 0
     with (run_dir / "metrics.csv").open() as file:

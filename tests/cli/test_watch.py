@@ -67,8 +67,20 @@ def test_it_says_what_is_waited_for_before_the_first_step_and_where_a_wait_is_lo
     assert waits(view, None) == ["a replay service to report"]
     view.update({"kind": "step", "step": 0})
     assert waits(view, beat) == [] and waits(view, beat | {"waiting_s": 20.0}) == [beat["waiting_for"]]
-    view.update({"kind": "finished"})
+    view.update({"kind": "finished", "step": 2})  # before it was resumed for more steps
+    assert waits(view, None) == ["a replay service to report"]
+    view.update({"kind": "finished", "step": 4})
     assert waits(view, None) == []
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_configuration(redis_url, tmp_path: Path, capsys, full_disk) -> None:
+    file = tmp_path / NAME / "config.toml"
+    file.parent.mkdir()
+    file.write_text("# as it was")
+    with full_disk(20):
+        assert main(_command(redis_url, tmp_path)) == 2
+    assert "headrace: watch cannot go on: File too large" in capsys.readouterr().err
+    assert file.read_text() == "# as it was"
 
 
 def test_no_server_named_is_one_sentence(capsys, monkeypatch) -> None:
