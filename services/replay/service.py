@@ -117,6 +117,7 @@ class Replay:
         await Inbox(self.client, self.keys.work, LEARNER, "").create()
         self.state = state = await self.store.load(time.time())
         state.counters.finished &= state.counters.step >= self.config.run.steps  # resumed with more steps
+        state.counters.refilled_in_step = 0  # whoever resumes with other prompts starts anew
         self._step = None
         self._heard = False
         arrived: asyncio.Queue[list[Entry]] = asyncio.Queue(maxsize=4)

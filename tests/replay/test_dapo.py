@@ -73,6 +73,8 @@ async def test_a_step_that_finds_no_spread_ends_the_run_with_a_sentence_and_can_
     assert (state.counters.refilled_in_step, state.counters.step) == (int(said[1]), 0)
     again = leaf(await serve_until(new_replay(config), PeerLearner(url, config), actor, lambda: False))
     assert isinstance(again, UserError), "a restart under the same limit says the same"
+    state = await Store(client_of(url), Keys(config.run.name)).load(now=0.0)
+    assert state.counters.refilled >= 2 * 8, "of groups that it has asked for itself: other prompts may be better"
 
     higher = build(config.model_dump() | {"replay": config.replay.model_dump() | {"max_refill_rounds": 50}})
     learner, actor = PeerLearner(url, higher), PeerActor(url, higher, 1)
