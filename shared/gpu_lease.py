@@ -49,6 +49,7 @@ _CLAIM = """
 if ARGV[4] == 'after learner' and redis.call('EXISTS', KEYS[1]) == 0 then return {'learner'} end
 local free = {}
 for i = 2, #KEYS do
+  if redis.call('GET', KEYS[i]) == ARGV[1] then redis.call('DEL', KEYS[i]) end -- by a claim whose reply was lost
   if redis.call('EXISTS', KEYS[i]) == 0 then free[#free + 1] = i - 2 end
 end
 local count = tonumber(ARGV[3])

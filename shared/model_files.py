@@ -57,7 +57,10 @@ def read_settings(file: Path) -> dict[str, Any]:
 def positions_of(folder: Path) -> int | None:
     """Tokens that the model in a folder can take at once, by its config.json; None where it does not say."""
     settings = read_settings(folder / "config.json")
-    return settings.get("max_position_embeddings") or settings.get("text_config", {}).get("max_position_embeddings")
+    for said in (settings, settings.get("text_config")):
+        if isinstance(said, dict) and isinstance(positions := said.get("max_position_embeddings"), int) and positions:
+            return positions
+    return None
 
 
 def parameters_of(folder: Path) -> int:
@@ -73,7 +76,7 @@ def _numbers_in(file: Path) -> int:
         return sum(
             math.prod(map(operator.index, entry["shape"])) for name, entry in header.items() if name != "__metadata__"
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 0
 
 

@@ -13,10 +13,14 @@ from shared.errors import UserError
 
 log = logging.getLogger("headrace")
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 
 def set_up_logging(service: str) -> None:
-    """One line per record on stderr; HEADRACE_LOG sets the level."""
+    """One line per record on stderr; HEADRACE_LOG sets the level. Raises UserError for one that there is not."""
     level = os.environ.get("HEADRACE_LOG", "INFO").upper()
+    if level not in LEVELS:
+        raise UserError(f"HEADRACE_LOG = '{level}' is no level: set it to one of {', '.join(LEVELS)}.")
     logging.basicConfig(
         level=logging.WARNING, format=f"%(asctime)s {service} %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -30,8 +34,8 @@ def run_service(service: str, serve: Callable[[Config], Coroutine[None, None, No
 
 def main(service: str, serve: Callable[[Config], None]) -> None:
     """Load the configuration and run a plain service."""
-    set_up_logging(service)
     try:
+        set_up_logging(service)
         serve(load_service_config())
     except (UserError, BaseExceptionGroup) as group:
         error = first_error(group)

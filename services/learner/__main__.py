@@ -55,7 +55,7 @@ def serve(config: Config) -> None:
 def _work(config: Config, stop: Stop) -> None:
     if config.learner.ranks > 1:
         if status := launch.run_ranks(config.learner.ranks, config.run.stop_s):
-            leave(status)
+            raise SystemExit(status)  # what is held is given back on the way
         return
     log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
     from services.learner.loop import Loop  # torch, only once all that needs none is right and the GPU is ours

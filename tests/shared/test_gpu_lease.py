@@ -128,6 +128,14 @@ def test_who_waits_tells_the_run_once(gpus, lease, redis_url):
     assert [record["text"].split(":")[0] for _, record in told] == ["waiting for a GPU"]
 
 
+def test_a_claim_whose_reply_was_lost_does_not_stand_in_its_own_way(gpus, lease, redis_url):
+    one = lease("learner", count=3)
+    keys = [one._mark, *(f"headrace:{{gpus}}:lease:{gpu}" for gpu in GPUS.split(","))]
+    one._script(gpu_lease._CLAIM, keys, [3, "learner"])
+    assert one.try_claim()
+    assert lease.claim("actor").devices == ["GPU-d"]
+
+
 def test_several_gpus_are_claimed_all_or_none(gpus, lease):
     assert lease.claim("learner")
     pair = lease.claim("actor", count=2)
