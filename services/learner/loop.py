@@ -150,7 +150,6 @@ class Loop:
 
     def _take_up(self) -> bool:
         """What an earlier process had read and not acknowledged, in order; True after Finish."""
-        self.outbox.patiently("create the work stream", self.inbox.create)
         after = b"0"
         while entries := self._left_after(after):
             for entry in entries:
@@ -160,7 +159,11 @@ class Loop:
         return False
 
     def _left_after(self, after: bytes) -> list[Entry]:
-        return self.outbox.patiently("read what was left", lambda: self.inbox.own_pending(PENDING_PAGE, after))
+        def look() -> list[Entry]:
+            self.inbox.create()  # a server may have been emptied at any time
+            return self.inbox.own_pending(PENDING_PAGE, after)
+
+        return self.outbox.patiently("read what was left", look)
 
     def _scan(self, entry: Entry, scan: Scan) -> None:
         before = self.trainer.clock.seconds("scan")

@@ -132,6 +132,24 @@ def test_a_step_that_replay_lost_the_word_of_is_told_again_and_not_trained_again
     assert decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice).version == Version(0, 1)
 
 
+def test_a_server_that_is_emptied_while_the_learner_takes_up_what_was_left_is_read_on(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start(config)
+    feed(batch(0))
+    assert loop.inbox.read(1)
+    taken: list[Any] = []
+
+    def empty(entry: Any) -> bool:
+        taken.append(entry)
+        client.flushall()
+        return False
+
+    monkeypatch.setattr(loop, "handle", empty)
+    assert not loop._take_up()
+    assert len(taken) == 1
+
+
 def test_an_emptied_server_is_told_where_the_learner_is(config: Config, client: Any, feed: Feed) -> None:
     loop = start(config)
     for step in range(3):

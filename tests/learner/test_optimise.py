@@ -130,6 +130,14 @@ def test_a_run_goes_on_with_offloading_and_without() -> None:
         assert all(torch.equal(a, b) for a, b in zip(straight, halved, strict=True))
 
 
+def test_a_run_goes_on_with_the_decay_and_betas_that_are_set_now() -> None:
+    changed = {"weight_decay": 0.5, "beta1": 0.5, "beta2": 0.75}
+    state = moved(weights(torch.float32), range(3)).state()
+    optimiser = moved(weights(torch.float32), range(0), state, **changed)
+    found = [(group["weight_decay"], tuple(group["betas"])) for group in optimiser.adamw.param_groups]
+    assert found == [(0.5, (0.5, 0.75)), (0.0, (0.5, 0.75))], "norms and biases do not decay"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("offload", [False, True])
 def test_moments_of_8_bits_move_the_weights_nearly_as_whole_ones_do(offload: bool) -> None:

@@ -101,7 +101,10 @@ class Optimiser:
             raise UserError(
                 "the checkpoint was made with another model.dtype: set it back, or start a new run from its folder."
             )
+        set_now = [{name: group[name] for name in ("weight_decay", "betas")} for group in self.adamw.param_groups]
         self.adamw.load_state_dict(state["adamw"])
+        for group, settings in zip(self.adamw.param_groups, set_now, strict=True):
+            group |= settings  # the run may have been resumed with others
         with torch.no_grad():
             for master, stored in zip(own, masters, strict=False):
                 master.copy_(stored)
