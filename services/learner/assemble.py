@@ -35,6 +35,7 @@ from shared.errors import UserError
 from shared.messages import Cursor
 from shared.model_files import find_model
 from shared.streams import Keys
+from shared.versions import Version
 
 log = logging.getLogger("headrace")
 
@@ -123,9 +124,9 @@ def reader(config: Config, client: Any, trainer: Trainer) -> GroupReader:
     )
 
 
-def trainer_state(trainer: Trainer, step: int, lineage: int, cursor: Cursor | None) -> dict[str, Any]:
+def trainer_state(trainer: Trainer, version: Version, cursor: Cursor | None) -> dict[str, Any]:
     """What a checkpoint holds beside the model."""
-    counts = {"step": step, "lineage": lineage, "cursor": msgspec.to_builtins(cursor)}
+    counts = {"step": version.number, "lineage": version.lineage, "cursor": msgspec.to_builtins(cursor)}
     shards = trains_shards(trainer.model)
     optimiser = {"steps": steps_taken(trainer.optimiser)} if shards else trainer.optimiser.state()
     return counts | {"optimiser": optimiser, "rng": torch.get_rng_state()}

@@ -11,8 +11,9 @@ from services.learner.drift_noise import is_due
 from services.learner.groups.parts import use_parts
 from services.learner.groups.reader import Fetched, GroupReader
 from services.learner.ranks.keeping import save_checkpoint
-from services.learner.step import Totals, Trainer
+from services.learner.step import Trainer
 from services.learner.talk.outbox import Outbox
+from services.learner.totals import Totals
 from services.learner.weights.publisher import Publisher
 from shared.config import Config
 from shared.messages import Batch, Cursor, Record, Scan
@@ -49,8 +50,8 @@ class Executor(Protocol):
         """Write the version's files."""
         ...
 
-    def save(self, step: int, lineage: int, cursor: Cursor | None) -> None:
-        """Write a checkpoint."""
+    def save(self, version: Version, cursor: Cursor | None) -> None:
+        """Write the checkpoint of as many steps as the version has."""
         ...
 
     def leave(self) -> None:
@@ -88,9 +89,8 @@ class Alone:
     def publish(self, version: Version) -> None:
         self.publisher.publish(version)
 
-    def save(self, step: int, lineage: int, cursor: Cursor | None) -> None:
-        place, companions = self.config.checkpoints_dir, self.publisher.companions
-        save_checkpoint(place, self.trainer, companions, step, lineage, cursor)
+    def save(self, version: Version, cursor: Cursor | None) -> None:
+        save_checkpoint(self.config.checkpoints_dir, self.trainer, self.publisher.companions, version, cursor)
 
     def leave(self) -> None:
         """Nobody waits."""

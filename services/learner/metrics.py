@@ -10,7 +10,7 @@ from services.learner import drift_noise, engine_gap
 from services.learner.clock import PHASES
 from services.learner.executor import Learned
 from services.learner.groups.group import Group
-from services.learner.step import Totals
+from services.learner.totals import Totals
 from shared.config import Config
 from shared.settings import Replay
 from shared.versions import Version

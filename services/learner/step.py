@@ -9,8 +9,7 @@ Several ranks each hold groups of their own of every mini-batch, and add up one 
 whole, and a rank with fewer micro-batches runs an idle row for each that it lacks, since all run a layer at once.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +28,7 @@ from services.learner.model.policy import device_of, is_packed, logprobs, shares
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.statistics import Scores
 from services.learner.stop import Stop
+from services.learner.totals import Totals
 from shared import malloc
 from shared.errors import UserError
 from shared.messages import Record
@@ -61,35 +61,6 @@ class Trainer:
     def clip(self) -> losses.Clip:
         """Its clip range."""
         return losses.Clip(self.settings.clip_low, self.settings.clip_high, self.settings.dual_clip)
-
-
-@dataclass
-class Totals:
-    """Sums over the step's mini-batches, behind the metrics."""
-
-    losses: list[float] = field(default_factory=list)
-    kls: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)  # not finite where the update was left out
-    lr: float = 0.0
-    ratio: float = 0.0
-    dead: float = 0.0
-    tokens: int = 0
-    padded: int = 0
-    inputs: int = 0
-
-    @property
-    def left_out(self) -> int:
-        """Updates whose gradient was not finite."""
-        return sum(not math.isfinite(norm) for norm in self.norms)
-
-    def warning(self, step: int, most: int) -> str | None:
-        """What to tell of updates that were left out; None where none was."""
-        if not self.left_out:
-            return None
-        return (
-            f"step {step}: {self.left_out} of {len(self.norms)} updates had a gradient that is not finite, and moved "
-            f"nothing; the run ends after more than {most} of them in a row (learner.max_bad_gradients)."
-        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +118,7 @@ def scan(trainer: Trainer, groups: Sequence[Group], per_rollout: bool = False, n
         return []
     flat = flatten(groups, device_of(trainer.model))
     logp = forward(trainer, flat)
-    l_ref = flat.l_gen if trainer.settings.reference == "engine" else _stored_reference(flat)
+    l_ref = flat.l_gen if trainer.settings.reference == "engine" else flat.l_ref
     l_old = logp if trainer.settings.proximal_cap else l_ref
     records = _records(trainer, flat, Measured(logp, l_ref, l_old), _tokens_of(flat, {g.id for g in groups}))
     if noise:
@@ -207,8 +178,8 @@ def _accumulate(
     weights = trainer.loss.weights(flat.rollout, flat.group_of_rollout, s.denominator_tokens, flat.share)
     if trainer.ranks.count > 1:
         weights = weights * trainer.ranks.share(flat.tokens if trainer.loss.weights is per_token else flat.mass)
-    out = Measured(torch.empty_like(flat.l_gen), _stored_reference(flat), torch.empty_like(flat.l_gen))
-    l_start = _over(flat, lambda g: starts.get(g.id, torch.full_like(g.l_gen, torch.nan)))
+    out = Measured(torch.empty_like(flat.l_gen), flat.l_ref, torch.empty_like(flat.l_gen))
+    l_start = flat.over(lambda g: starts.get(g.id, torch.full_like(g.l_gen, torch.nan)))
     loss_sum = kl_sum = 0.0
     for rows in _cuts(trainer, flat):
         trainer.stop.check()
@@ -272,18 +243,7 @@ def _or_now(stored: Tensor, logp: Tensor) -> Tensor:
 
 def _tokens_of(flat: Flat, ids: set[str]) -> Tensor:
     """Which tokens belong to these groups, bool[T]."""
-    return _over(flat, lambda g: torch.full_like(g.rollout, g.id in ids, dtype=torch.bool)).bool()
-
-
-def _stored_reference(flat: Flat) -> Tensor:
-    """l_ref, float32[T]; NaN where the group has none yet."""
-    return _over(flat, lambda g: g.l_ref if g.l_ref is not None else torch.full_like(g.l_gen, torch.nan))
-
-
-def _over(flat: Flat, of_group: Callable[[Group], Tensor]) -> Tensor:
-    """One tensor [T] out of one for each group."""
-    parts = [of_group(g).to(flat.l_gen.device) for g in flat.groups]
-    return torch.cat(parts) if parts else torch.empty_like(flat.l_gen)
+    return flat.over(lambda g: torch.full_like(g.rollout, g.id in ids, dtype=torch.bool)).bool()
 
 
 def _keep_reference(flat: Flat, l_ref: Tensor) -> None:

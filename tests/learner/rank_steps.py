@@ -37,6 +37,7 @@ from services.learner.weights.publish import write_model
 from services.learner.weights.room import is_for_want_of_room
 from shared.config import build
 from shared.payload import decode_payload
+from shared.versions import Version
 from tests.tiny_model import CONTEXT, VOCABULARY
 
 
@@ -122,7 +123,9 @@ def train(plan: Plan) -> None:
         records, totals = train_step(trainer, step, *mine, batches=batches if ranks.count > 1 else None)
         report.append([[r.id, r.drift, r.headroom] for r in (*scanned, *records)] + [["norm", *totals.norms]])
         if step + 1 == plan.save_at:
-            save = partial(save_checkpoint, config.checkpoints_dir, trainer, made.companions, step + 1, 0, None)
+            save = partial(
+                save_checkpoint, config.checkpoints_dir, trainer, made.companions, Version(0, step + 1), None
+            )
             if plan.blocked:
                 save_in_vain(save, config.checkpoints_dir, step + 1, leads=ranks.leads)
             save()

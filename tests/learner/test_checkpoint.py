@@ -16,6 +16,7 @@ from services.learner.weights.model_files import read_companions
 from services.learner.weights.publish import write_model
 from shared.config import Config, build
 from shared.messages import Cursor
+from shared.versions import Version
 
 CURSOR = Cursor(issued=9, lost=1, refilled=0, untrained=[6, 7])
 
@@ -37,7 +38,7 @@ def save(config: Config, trainer: Trainer, policy_dir: Path, step: int, lineage:
         config.checkpoints_dir,
         step,
         lambda folder: write_model(trainer.model, companions, folder),
-        trainer_state(trainer, step, lineage, CURSOR),
+        trainer_state(trainer, Version(lineage, step), CURSOR),
     )
 
 

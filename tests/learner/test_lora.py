@@ -45,7 +45,7 @@ def batch(make_group: Any, step: int) -> tuple[list[Group], list[Group]]:
 
 
 def save(config: Config, made: Assembled, step: int) -> None:
-    save_checkpoint(config.checkpoints_dir, made.trainer, made.companions, step, 0, None)
+    save_checkpoint(config.checkpoints_dir, made.trainer, made.companions, Version(0, step), None)
 
 
 class Dense(torch.nn.Module):

@@ -12,7 +12,8 @@ from services.learner.model import policy
 from services.learner.model.batching import flatten
 from services.learner.model.packing import can_pack, pack
 from services.learner.model.policy import is_packed, load_policy, logprobs, recompute_layers
-from services.learner.step import Totals, _accumulate, scan, train_step
+from services.learner.step import _accumulate, scan, train_step
+from services.learner.totals import Totals
 
 CPU = torch.device("cpu")
 ATLAS = Path(__file__).parents[2] / "examples/atlas/policy"

@@ -1,6 +1,6 @@
 """Groups into mini-batches in their order, rollouts into micro-batches by tokens: deterministic, no I/O."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -34,6 +34,16 @@ class Flat:
         """How many groups these count as."""
         numbers = self.group_of_rollout.unique()
         return float(len(numbers) if self.share is None else self.share[numbers].sum())
+
+    @property
+    def l_ref(self) -> Tensor:
+        """As the groups have it now, float32[T]; NaN where one has none yet."""
+        return self.over(lambda g: torch.full_like(g.l_gen, torch.nan) if g.l_ref is None else g.l_ref)
+
+    def over(self, of_group: Callable[[Group], Tensor]) -> Tensor:
+        """One tensor [T] out of one for each group."""
+        parts = [of_group(g).to(self.l_gen.device) for g in self.groups]
+        return torch.cat(parts) if parts else torch.empty_like(self.l_gen)
 
 
 def flatten(groups: Sequence[Group], device: torch.device | str = "cpu") -> Flat:

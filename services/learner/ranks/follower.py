@@ -50,6 +50,6 @@ def follow(config: Config) -> None:
                 if trains_shards(model):  # otherwise rank 0 has all there is to write
                     publish.write_model(model, {}, config.weights_dir)
             case orders.Save():
-                save_checkpoint(config.checkpoints_dir, trainer, {}, order.step, order.lineage, order.cursor)
+                save_checkpoint(config.checkpoints_dir, trainer, {}, order.version, order.cursor)
             case orders.Leave():
                 return

@@ -13,16 +13,17 @@ from services.learner.step import Trainer
 from services.learner.weights import checkpoint
 from services.learner.weights.publish import write_model
 from shared.messages import Cursor
+from shared.versions import Version
 
 
 def save_checkpoint(
-    root: Path, trainer: Trainer, companions: Mapping[str, bytes], step: int, lineage: int, cursor: Cursor | None
+    root: Path, trainer: Trainer, companions: Mapping[str, bytes], version: Version, cursor: Cursor | None
 ) -> None:
-    """`root`/step_<step>, whole when this returns on rank 0. Every rank calls it; the others have no companions.
+    """`root`/step_<number>, whole when this returns on rank 0. Every rank calls it; the others have no companions.
 
     Where rank 0 cannot write it raises, and the others return.
     """
-    ranks, state = trainer.ranks, trainer_state(trainer, step, lineage, cursor)
+    ranks, step, state = trainer.ranks, version.number, trainer_state(trainer, version, cursor)
     if not trains_shards(trainer.model):
         if ranks.leads:
             checkpoint.save(root, step, lambda folder: write_model(trainer.model, companions, folder), state)

@@ -16,6 +16,7 @@ from services.learner.groups.reader import Fetched
 from services.learner.ranks import orders
 from services.learner.ranks.balance import Load, owners
 from services.learner.ranks.sharded import meeting_all
+from services.learner.totals import added
 from shared.messages import Batch, Cursor, Record, Scan
 from shared.versions import Version
 
@@ -54,7 +55,7 @@ class WithRanks:
 
         replay, fresh = of(batch.replay), of(batch.fresh)
         in_order = [by_id[g.id] for g in (*replay.groups, *fresh.groups)]
-        return Learned(replay, fresh, in_order, orders.added([part.totals for part in parts]))
+        return Learned(replay, fresh, in_order, added([part.totals for part in parts]))
 
     def scan(self, scan: Scan) -> list[Record]:
         own, order = self._own, orders.Scan(scan.step, scan.ids, scan.per_rollout, self._owners(scan.ids, {}))
@@ -70,9 +71,9 @@ class WithRanks:
         with meeting_all(self._own.trainer.model):
             self._own.publish(version)
 
-    def save(self, step: int, lineage: int, cursor: Cursor | None) -> None:
-        self._order(orders.Save(step, lineage, cursor))
-        self._own.save(step, lineage, cursor)
+    def save(self, version: Version, cursor: Cursor | None) -> None:
+        self._order(orders.Save(version, cursor))
+        self._own.save(version, cursor)
 
     def leave(self) -> None:
         self._order(orders.Leave())

@@ -1,7 +1,6 @@
 """What rank 0 has the others do beside it, and what each says afterwards. msgpack, as everything that travels."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,8 +10,10 @@ from services.learner.groups.group import Group
 from services.learner.groups.reader import Fetched
 from services.learner.model.batching import mini_batches
 from services.learner.ranks.balance import Load
-from services.learner.step import Totals, Trainer, train_step
+from services.learner.step import Trainer, train_step
+from services.learner.totals import Totals
 from shared.messages import Cursor, Part, Record
+from shared.versions import Version
 
 
 class Learn(msgspec.Struct, tag="learn"):
@@ -43,8 +44,7 @@ class Publish(msgspec.Struct, tag="publish"):
 class Save(msgspec.Struct, tag="save"):
     """A checkpoint."""
 
-    step: int
-    lineage: int
+    version: Version
     cursor: Cursor | None
 
 
@@ -93,7 +93,7 @@ def own(ids: Sequence[str], order: Learn | Scan, rank: int) -> list[str]:
     return [id for id in ids if order.owner[id] == rank]
 
 
-def group_of(summary: GroupSummary, joins: str = "") -> Group:
+def group_of(summary: GroupSummary) -> Group:
     """A group as far as another rank tells of it: without its rollouts."""
     l_gen = _floats(summary.l_gen)
     return Group(
@@ -106,7 +106,6 @@ def group_of(summary: GroupSummary, joins: str = "") -> Group:
         canary_tokens=np.frombuffer(summary.canary, np.int32),
         numbers=[],
         l_ref=_floats(summary.l_ref),
-        joins=joins,
     )
 
 
@@ -119,14 +118,3 @@ def summary_of(group: Group) -> GroupSummary:
 
 def _floats(data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(data, np.float32).copy())
-
-
-def added(parts: Sequence[Totals]) -> Totals:
-    """The totals of all ranks."""
-    first = parts[0]
-    sums: dict[str, Any] = {
-        name: [sum(values) for values in zip(*(getattr(p, name) for p in parts), strict=True)]
-        for name in ("losses", "kls")
-    }
-    sums |= {name: sum(getattr(p, name) for p in parts) for name in ("ratio", "dead", "tokens", "padded", "inputs")}
-    return Totals(norms=first.norms, lr=first.lr, **sums)

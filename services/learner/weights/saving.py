@@ -67,7 +67,7 @@ class Saving:
             until_written(
                 self._stop,
                 c.checkpoints_dir,
-                lambda: self._executor.save(step, version.lineage, cursor),
+                lambda: self._executor.save(version, cursor),
                 self._outbox.warn,
             )
             self._save_time.saved(time.monotonic() - began)
