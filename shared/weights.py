@@ -56,12 +56,17 @@ def publish(
     manifest = {"version": list(version), "digest": named, "size": size, "files": files}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
     final = root / version.directory
-    if final.exists():
-        old = root / f".old-{version.directory}.{os.getpid()}"
-        final.rename(old)
-        shutil.rmtree(old)
-    aside.rename(final)
+    put_in_place(aside, final)
     return final, named, size
+
+
+def put_in_place(aside: Path, final: Path) -> None:
+    """Give a complete folder its name. Another of that name makes way for it, and is deleted only then."""
+    old = final.with_name(f".old-{final.name}.{os.getpid()}")
+    if final.exists():
+        final.rename(old)
+    aside.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def digest_of(directory: Path, take: Take = update_from) -> tuple[str, int]:

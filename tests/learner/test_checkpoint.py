@@ -141,3 +141,14 @@ def test_pruning_keeps_the_newest_and_the_multiples(tmp_path: Path) -> None:
     checkpoint.prune(tmp_path, keep_last=1, keep_every=0, saved=12)
     assert checkpoint.steps(tmp_path) == [12]
     assert checkpoint.newest(tmp_path) is not None
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_stays_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (2, 4, 6):
+        checkpoint.save(tmp_path, step, lambda folder: None, {})
+    (tmp_path / ".deleted-step_2" / "held").mkdir(parents=True)
+    checkpoint.prune(tmp_path, keep_last=1, keep_every=0, saved=6)
+    assert checkpoint.steps(tmp_path) == [2, 6]
+    assert "an old checkpoint is not deleted" in caplog.text

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from services.learner.step import train_step
 from services.learner.weights import publish
 from services.learner.weights.model_files import read_companions
-from services.learner.weights.publisher import Publisher
+from services.learner.weights.publisher import TRIES, Publisher
 from shared import weights
 from shared.config import Config
 from shared.streams import Keys
@@ -97,6 +97,33 @@ def test_a_version_goes_only_when_it_is_old_and_no_live_actor_reports_it(tmp_pat
     publish.delete_unused(tmp_path, publish.versions_in_use(client, KEYS))
     assert weights.published(tmp_path) == [Version(0, 1), Version(0, 3), Version(0, 4)]
     assert publish.versions_in_use(client, Keys("no-actors")) == set()
+
+
+def test_an_old_version_that_cannot_be_deleted_stays_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(4):
+        weights.publish(tmp_path, Version(0, number), lambda folder: _fill(folder))
+    (tmp_path / ".deleted-v0000-00000000" / "held").mkdir(parents=True)
+    publish.delete_unused(tmp_path, set())
+    assert weights.published(tmp_path) == [Version(0, 0), Version(0, 2), Version(0, 3)]
+    assert "an old version is not deleted" in caplog.text
+
+
+def test_each_try_after_a_refusal_has_another_canary_however_few_groups_were_trained(
+    config: Config, model: Any, make_group: Any
+) -> None:
+    publisher, version = Publisher(config, model, {}), Version(0, 1)
+    groups = [make_group("a", 1), make_group("b", 2)]
+    publisher.trained_on(groups)
+    publisher.publish(version)
+    announced = [publisher.canary]
+    assert announced[0] == publish.stored_sequences(groups, 2, config.weights.canary_tokens)
+    while publisher.try_again({version}):
+        announced.append(publisher.canary)
+    sequences = [tuple(sequence) for canary in announced for sequence in canary]
+    assert len(announced) == 1 + TRIES
+    assert len(set(sequences)) == len(sequences) == (1 + TRIES) * config.weights.canary_sequences
 
 
 def test_the_version_just_announced_stays_whatever_an_earlier_life_has_left(config: Config, model: Any) -> None:

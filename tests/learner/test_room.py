@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from services.learner.stop import Stop, Stopped
 from services.learner.weights.room import PROBE_BYTES, until_written
+from shared.errors import UserError
 
 TENSOR = torch.zeros(PROBE_BYTES // 2)  # twice the probe
 WRITERS: dict[str, Callable[[Path], object]] = {
@@ -55,11 +56,17 @@ def test_a_write_without_room_is_told_once_and_made_when_there_is_some(
 
 def test_another_error_is_raised_at_once(tmp_path: Path) -> None:
     told: list[str] = []
-    with pytest.raises(FileNotFoundError):
-        until_written(Stop(), tmp_path, lambda: (tmp_path / "no" / "a").write_bytes(b""), told.append)
     with pytest.raises(RuntimeError, match="mine"):
         until_written(Stop(), tmp_path, lambda: (_ for _ in ()).throw(RuntimeError("mine")), told.append)
     assert told == []
+
+
+@pytest.mark.parametrize("name", ["plain", "safetensors"])
+def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    folder.write_bytes(b"a file in its place")
+    with pytest.raises(UserError, match=rf"^{folder} cannot be written \(.*Not a directory"):
+        until_written(Stop(), folder, lambda: WRITERS[name](folder), lambda text: None)
 
 
 def test_a_stop_is_heeded_while_there_is_no_room(tmp_path: Path, full_disk: Callable[[], None]) -> None:

@@ -44,6 +44,22 @@ def test_publishing_again_replaces_and_deleting_removes(tmp_path):
     assert weights.published(tmp_path) == [Version(0, 9)]
 
 
+def test_a_version_that_is_replaced_is_deleted_when_the_new_one_is_there(tmp_path, monkeypatch):
+    path, _, _ = weights.publish(tmp_path, Version(0, 1), write(b"old"))
+    there = []
+    delete = weights.shutil.rmtree
+
+    def look(folder, **options):
+        if folder.exists():
+            there.append((path / "model.safetensors").read_bytes())
+        delete(folder, **options)
+
+    monkeypatch.setattr(weights.shutil, "rmtree", look)
+    weights.publish(tmp_path, Version(0, 1), write(b"new"))
+    assert there == [b"new"]
+    assert [folder.name for folder in tmp_path.iterdir()] == [path.name]
+
+
 def test_a_byte_of_any_piece_changes_the_digest(tmp_path):
     file, size = tmp_path / "a", 9_000_000
     seen = set()

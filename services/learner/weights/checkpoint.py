@@ -22,7 +22,7 @@ import torch
 from shared import checkpoints
 from shared.checkpoints import STATE, steps
 from shared.errors import UserError
-from shared.weights import MANIFEST, digest_of
+from shared.weights import MANIFEST, digest_of, put_in_place
 
 log = logging.getLogger("headrace")
 
@@ -45,11 +45,7 @@ def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict
     (aside / MANIFEST).write_text(json.dumps({"step": step, "digest": digest, "size": size}, indent=1))
     _sync(aside / MANIFEST)
     _sync(aside)
-    if final.exists():
-        old = root / f".old-step_{step}.{os.getpid()}"
-        final.rename(old)
-        shutil.rmtree(old)
-    aside.rename(final)
+    put_in_place(aside, final)
     _point_latest(root, final.name)
     _sync(root)
     return final
@@ -74,10 +70,15 @@ def read(folder: Path) -> tuple[Path, dict[str, Any]]:
 def prune(root: Path, keep_last: int, keep_every: int, saved: int) -> None:
     """Delete all but the newest `keep_last`, the multiples of `keep_every` (0: none) and the one that was just `saved`:
     what lies above it may be damaged, and left by a life that it was passed over in.
+
+    One that cannot be deleted stays, with a word in the log.
     """
     for step in steps(root)[:-keep_last]:
         if step != saved and not (keep_every and step % keep_every == 0):
-            _remove(root, f"step_{step}")
+            try:
+                _remove(root, f"step_{step}")
+            except OSError as error:
+                log.warning("an old checkpoint is not deleted: %s", error)
 
 
 def tidy(root: Path) -> None:

@@ -4,6 +4,7 @@ The canary's log-probabilities are those of the model that was written, at tempe
 with what it loaded and refuses the version when they differ.
 """
 
+import logging
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,8 @@ from shared.adapters import has_adapters
 from shared.messages import CanarySequence, WeightsNotice
 from shared.streams import Keys
 from shared.versions import Version
+
+log = logging.getLogger("headrace")
 
 NOTICES_KEPT = 16
 ALWAYS_KEPT = 2  # the newest version, and the one that actors are just leaving
@@ -118,12 +121,14 @@ def versions_in_use(client: Any, keys: Keys, fields: Sequence[str] = heartbeats.
     return heartbeats.versions(heartbeats.known(client, keys).values(), fields)
 
 
-def delete_unused(root: Path, in_use: set[Version]) -> list[Version]:
-    """Delete all but the newest two and those in use; returns what was deleted."""
-    doomed = [v for v in weights.published(root)[:-ALWAYS_KEPT] if v not in in_use]
-    for version in doomed:
-        weights.delete(root, version)
-    return doomed
+def delete_unused(root: Path, in_use: set[Version]) -> None:
+    """Delete all but the newest two and those in use. One that cannot be deleted stays, with a word in the log."""
+    for version in weights.published(root)[:-ALWAYS_KEPT]:
+        if version not in in_use:
+            try:
+                weights.delete(root, version)
+            except OSError as error:
+                log.warning("an old version is not deleted: %s", error)
 
 
 def clear_unfinished(root: Path) -> None:

@@ -34,13 +34,14 @@ class Publisher:
         self._model, self.companions = model, companions
         w = self._settings
         self._dtype = None if w.dtype == "model" else getattr(torch, w.dtype)
-        self._sequences = publish.sampled_sequences(model, *how_many(w))
+        self._sequences = self._sampled = publish.sampled_sequences(model, *how_many(w))
         self._again: tuple[Version, int] | None = None  # which version was announced again, and how often
         publish.clear_unfinished(self._dir)
 
     def trained_on(self, groups: Sequence[Group]) -> None:
-        """Take the next canaries from these groups, where they have any."""
-        self._sequences = publish.stored_sequences(groups, *how_many(self._settings)) or self._sequences
+        """Take the next canaries from these groups, where they have any; where they have few, others after those."""
+        if stored := publish.stored_sequences(groups, *how_many(self._settings)):
+            self._sequences = [*stored, *self._sampled][: len(self._sampled)]
 
     @property
     def canary(self) -> list[list[int]]:

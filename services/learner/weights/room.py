@@ -12,6 +12,7 @@ from typing import TypeVar
 from services.learner import waits
 from services.learner.stop import Stop
 from services.learner.talk.patience import patiently
+from shared.errors import UserError
 from shared.waiting import LongWait
 
 log = logging.getLogger("headrace")
@@ -23,7 +24,8 @@ T = TypeVar("T")
 
 
 def until_written(stop: Stop, folder: Path, write: Callable[[], T], tell: Callable[[str], None]) -> T:
-    """The result of `write`, made again while the disk of `folder` has no room. Raises Stopped meanwhile.
+    """The result of `write`, made again while the disk of `folder` has no room. Raises Stopped meanwhile, and
+    UserError where the system refuses to write for another reason.
 
     tell: hears so in a sentence for people, at once and ever less often.
     """
@@ -38,7 +40,12 @@ class _ForRoom:
     def failed(self, error: Exception, what: str) -> None:
         # safetensors and torch put what the system said into errors of their own
         if not is_for_want_of_room(error, self._folder):
-            raise error
+            if _number_of(error) is None:
+                raise error
+            raise UserError(
+                f"{self._folder} cannot be written ({error}): make it a folder that the learner may write, and resume "
+                "the run."
+            ) from None
         self._wait = wait = self._wait or LongWait(first_s=0.0)
         waits.DISK.set(wait.seconds)
         if wait.due():
@@ -52,11 +59,15 @@ class _ForRoom:
 
 def is_for_want_of_room(error: Exception, folder: Path) -> bool:
     """By the number of the system's error; where it is not told, by trying."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in FULL
-    if told := re.search(r"os error (\d+)", str(error)):  # safetensors
-        return int(told[1]) in FULL
-    return _has_no_room(folder)
+    number = _number_of(error)
+    return _has_no_room(folder) if number is None else number in FULL
+
+
+def _number_of(error: Exception) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    told = re.search(r"os error (\d+)", str(error))  # safetensors
+    return int(told[1]) if told else None
 
 
 def _has_no_room(folder: Path) -> bool:
