@@ -84,6 +84,11 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
         fixed = find_model(config.model.kl_reference, "model.kl_reference")
         frozen = _load(config, fixed, dtype, device, ranks, frozen=True)
         frozen.requires_grad_(False)
+        if (has := vocabulary_of(frozen)) < (needs := vocabulary_of(model)):
+            raise UserError(
+                f"model.kl_reference = '{config.model.kl_reference}' has a vocabulary of {has} tokens and the policy "
+                f"one of {needs}: name a model with the policy's tokenizer."
+            )
     optimiser = Optimiser(model.parameters(), config.learner, config.run.steps)
     step, lineage, cursor = 0, -1, None
     if found:

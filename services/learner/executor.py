@@ -3,12 +3,12 @@
 Alone      in this process           WithRanks (`ranks/leader.py`)      here and on the other ranks, by orders
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from services.learner import step as steps
 from services.learner.drift_noise import is_due
-from services.learner.groups.parts import use_parts
 from services.learner.groups.reader import Fetched, GroupReader
 from services.learner.ranks.keeping import save_checkpoint
 from services.learner.step import Trainer
@@ -16,7 +16,7 @@ from services.learner.talk.outbox import Outbox
 from services.learner.totals import Totals
 from services.learner.weights.publisher import Publisher
 from shared.config import Config
-from shared.messages import Batch, Cursor, Record, Scan
+from shared.messages import Batch, Cursor, Part, Record, Scan
 from shared.versions import Version
 
 
@@ -75,8 +75,8 @@ class Alone:
 
     def learn(self, batch: Batch) -> Learned:
         with self.trainer.clock("fetch"):
-            replay = use_parts(self.fetch(batch.replay, reference=self.reference), batch.parts)
-            fresh = use_parts(self.fetch(batch.fresh, reference=False), batch.parts)
+            replay = self.fetch(batch.replay, reference=self.reference, parts=batch.parts)
+            fresh = self.fetch(batch.fresh, reference=False, parts=batch.parts)
         self._between_updates = bool(self.config.learner.mini_batch)
         records, totals = steps.train_step(self.trainer, batch.step, replay.groups, fresh.groups)
         self._between_updates = False
@@ -95,6 +95,6 @@ class Alone:
     def leave(self) -> None:
         """Nobody waits."""
 
-    def fetch(self, ids: list[str], *, reference: bool) -> Fetched:
-        """The groups, however long Redis is away."""
-        return self.outbox.patiently("fetch groups", lambda: self.reader.fetch(ids, reference=reference))
+    def fetch(self, ids: list[str], *, reference: bool, parts: Mapping[str, Part] | None = None) -> Fetched:
+        """As `GroupReader.fetch`, however long Redis is away."""
+        return self.outbox.patiently("fetch groups", lambda: self.reader.fetch(ids, reference=reference, parts=parts))

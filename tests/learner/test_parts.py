@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax
 
-from services.learner.groups.parts import part_of, use_parts
-from services.learner.groups.reader import Fetched
+from services.learner.groups.parts import part_of
 from services.learner.losses.denominators import per_response
 from services.learner.model.batching import flatten, mini_batches
 from services.learner.step import scan, train_step
@@ -114,8 +113,6 @@ def test_a_rollout_that_was_not_scored_cannot_be_a_part(make_group: Any):
     group = make_group("g", 3, rewards=[1.0, 0.0, None, 1.0])
     with pytest.raises(Malformed, match="rollout 2"):
         part_of(group, Part(rollouts=[0, 2]))
-    fetched = use_parts(Fetched([group, make_group("h", 4)]), {"g": Part(rollouts=[2])})
-    assert [g.id for g in fetched.groups] == ["h"] and "rollout 2" in fetched.refused["g"]
 
 
 def test_a_scan_tells_the_entropy_of_each_rollout_only_where_asked(model: Any, make_group: Any, make_trainer: Any):

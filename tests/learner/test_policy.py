@@ -1,4 +1,4 @@
-"""A model's folder that is damaged is told in a sentence, by one process as by ranks that hold shards."""
+"""A model that cannot be trained is told in a sentence, by one process as by ranks that hold shards."""
 
 import json
 import shutil
@@ -10,9 +10,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from services.learner.assemble import assemble
 from services.learner.model.policy import load_policy
 from services.learner.ranks.members import Ranks
 from services.learner.ranks.sharded import load_sharded
+from services.learner.stop import Stop
+from services.learner.weights.model_files import read_companions
+from services.learner.weights.publish import write_model
+from shared.config import Config
 from shared.errors import UserError
 
 CPU, WEIGHTS = torch.device("cpu"), "model.safetensors"
@@ -64,3 +69,17 @@ def test_damage_is_told_in_a_sentence_that_names_the_folder(
     finally:
         if shards:
             dist.destroy_process_group()
+
+
+def test_a_kl_reference_with_fewer_tokens_than_the_policy_is_refused(
+    tmp_path: Path, policy_dir: Path, config: Config
+) -> None:
+    small = load_policy(policy_dir, torch.float32, CPU)
+    small.resize_token_embeddings(32)
+    write_model(small, read_companions(policy_dir), tmp_path)
+    measured = {
+        "learner": config.learner.model_copy(update={"kl": 0.1}),
+        "model": config.model.model_copy(update={"kl_reference": str(tmp_path)}),
+    }
+    with pytest.raises(UserError, match="has a vocabulary of 32 tokens and the policy one of 64"):
+        assemble(config.model_copy(update=measured), Stop())

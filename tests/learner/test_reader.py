@@ -10,9 +10,10 @@ import redis
 
 from services.learner import assemble
 from services.learner.groups.group import group_from_payload
-from services.learner.groups.reader import GroupReader
+from services.learner.groups.reader import CHUNK, GroupReader
 from services.learner.ranks.members import Ranks
 from shared.config import Config
+from shared.messages import Part
 from shared.payload import encode_payload
 from shared.streams import Keys
 from tests.tiny_model import CONTEXT, VOCABULARY
@@ -166,6 +167,36 @@ def test_what_cannot_be_used_is_refused_with_a_reason_and_the_rest_is_served(cli
     assert all(text in fetched.refused[id] for id, text in expected.items())
     assert sorted(reasons(client)) == sorted(fetched.refused.values())
     assert reader.dead_letters == len(expected)
+
+
+def test_a_group_without_a_rollout_that_a_batch_names_is_a_dead_letter_too(client: Any, make_payload: Any) -> None:
+    for id in ("g", "h"):
+        put(client, make_payload(id, 3, rewards=[1.0, 0.0, None, 1.0]))
+    reader = reader_of(client)
+    fetched = reader.fetch(["g", "h"], reference=False, parts={"g": Part(rollouts=[2]), "h": Part(rollouts=[3])})
+    assert [(g.id, g.numbers) for g in fetched.groups] == [("h", [3])]
+    assert reasons(client) == [fetched.refused["g"]] == ["group g: rollout 2 of a batch has no trained tokens"]
+    assert reader.lap()[2] == 1
+
+
+def test_what_is_asked_again_because_redis_failed_is_buried_once(
+    client: Any, make_payload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(client, make_payload("there", 1))
+    reader, mget, asked = reader_of(client), client.mget, []
+
+    def fails_the_second_time(keys: list[str]) -> Any:
+        asked.append(keys)
+        if len(asked) == 2:
+            raise redis.ConnectionError
+        return mget(keys)
+
+    monkeypatch.setattr(client, "mget", fails_the_second_time)
+    ids = [f"gone{i}" for i in range(CHUNK)] + ["there"]
+    with pytest.raises(redis.ConnectionError):
+        reader.fetch(ids, reference=False)
+    assert [g.id for g in reader.fetch(ids, reference=False).groups] == ["there"]
+    assert len(reasons(client)) == reader.lap()[2] == CHUNK
 
 
 def test_an_unscored_rollout_has_no_row_but_keeps_the_others_aligned(client: Any, make_payload: Any) -> None:

@@ -4,26 +4,13 @@ Rollouts count the same: one of eight weighs an eighth of a group. A part that j
 averaged with that group's own rollouts, so the two count as one group.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from services.learner.groups.group import Group, Row
-from services.learner.groups.reader import Fetched
 from shared.messages import Malformed, Part
-
-
-def use_parts(fetched: Fetched, parts: Mapping[str, Part]) -> Fetched:
-    """The groups as the batch uses them; one that lacks a rollout it should have is refused, with the reason."""
-    out = Fetched(refused=dict(fetched.refused))
-    for group in fetched.groups:
-        try:
-            out.groups.append(part_of(group, parts[group.id]) if group.id in parts else group)
-        except Malformed as error:
-            out.refused[group.id] = str(error)
-    return out
 
 
 def part_of(group: Group, part: Part) -> Group:

@@ -6,7 +6,7 @@ first trained.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,13 @@ import numpy as np
 import torch
 
 from services.learner.groups.group import Group, group_from_payload
+from services.learner.groups.parts import part_of
 from shared import streams
-from shared.messages import Malformed
+from shared.messages import Malformed, Part
 from shared.payload import decode_payload
 from shared.streams import Keys
+
+Refusals = dict[str, tuple[str, bytes]]  # id -> why, and what was read
 
 CHUNK = 16  # groups per MGET: large replies would hold up every other client of the server
 
@@ -43,11 +46,14 @@ class GroupReader:
         self._held = 0
         self._reads = self._bytes = self.dead_letters = 0
 
-    def fetch(self, ids: Sequence[str], *, reference: bool) -> Fetched:
-        """The groups, with l_ref when `reference`. What cannot be used is buried with a reason, not raised."""
+    def fetch(self, ids: Sequence[str], *, reference: bool, parts: Mapping[str, Part] | None = None) -> Fetched:
+        """The groups, with l_ref when `reference`; of those in `parts` these rollouts.
+
+        What cannot be used is buried with a reason, not raised: at the end, since all is asked again where Redis fails.
+        """
         found: dict[str, Group] = {}
-        out = Fetched()
-        absent = []
+        refused: Refusals = {}
+        used, absent = [], []
         for id in dict.fromkeys(ids):
             if cached := self._cache.get(id):
                 self._cache.move_to_end(id)
@@ -55,11 +61,16 @@ class GroupReader:
             else:
                 absent.append(id)
         for at in range(0, len(absent), CHUNK):
-            self._read_payloads(absent[at : at + CHUNK], found, out.refused)
+            self._read_payloads(absent[at : at + CHUNK], found, refused)
         if reference:
-            self._read_references([g for g in found.values() if g.l_ref is None], found, out.refused)
-        out.groups = [found[id] for id in dict.fromkeys(ids) if id in found]
-        return out
+            self._read_references([g for g in found.values() if g.l_ref is None], found, refused)
+        for group in [found[id] for id in dict.fromkeys(ids) if id in found]:
+            try:
+                used.append(part_of(group, parts[group.id]) if parts and group.id in parts else group)
+            except Malformed as error:
+                refused[group.id] = str(error), b""
+        self._bury(refused)
+        return Fetched(used, {id: reason for id, (reason, _) in refused.items()})
 
     def reference_bytes(self, group: Group) -> bytes:
         """l_ref as it is stored."""
@@ -78,10 +89,10 @@ class GroupReader:
         self._bytes = self._reads = self.dead_letters = 0
         return out
 
-    def _read_payloads(self, ids: list[str], found: dict[str, Group], refused: dict[str, str]) -> None:
+    def _read_payloads(self, ids: list[str], found: dict[str, Group], refused: Refusals) -> None:
         for id, data in zip(ids, self._client.mget([self._keys.payload(id) for id in ids]), strict=True):
             if data is None:
-                self._refuse(id, "its payload is gone", b"", refused)
+                refused[id] = "its payload is gone", b""
                 continue
             self._reads += 1
             self._bytes += len(data)
@@ -91,26 +102,29 @@ class GroupReader:
                     raise Malformed(f"the payload under {id} calls itself {payload.id}")
                 group = group_from_payload(payload, self._vocabulary, self._context)
             except Malformed as error:
-                self._refuse(id, str(error), data, refused)
+                refused[id] = str(error), data
                 continue
             found[id] = group
             self._keep(group)
 
-    def _read_references(self, groups: list[Group], found: dict[str, Group], refused: dict[str, str]) -> None:
+    def _read_references(self, groups: list[Group], found: dict[str, Group], refused: Refusals) -> None:
         for at in range(0, len(groups), CHUNK):
             chunk = groups[at : at + CHUNK]
             for group, data in zip(chunk, self._client.mget([self._keys.reference(g.id) for g in chunk]), strict=True):
                 reason = _reference_fault(group, data)
                 if reason:
                     del found[group.id]
-                    self._refuse(group.id, reason, data or b"", refused)
+                    refused[group.id] = reason, data or b""
                 else:
                     group.l_ref = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
 
-    def _refuse(self, id: str, reason: str, data: bytes, refused: dict[str, str]) -> None:
-        refused[id] = reason
-        self.dead_letters += 1
-        streams.bury(self._client, self._keys, f"learner:{id}", reason, data)
+    def _bury(self, refused: Refusals) -> None:
+        if refused:
+            with self._client.pipeline() as pipe:
+                for id, (reason, data) in refused.items():
+                    streams.bury(pipe, self._keys, f"learner:{id}", reason, data)
+                pipe.execute()
+            self.dead_letters += len(refused)
 
     def _keep(self, group: Group) -> None:
         self._cache[group.id] = group

@@ -4,7 +4,6 @@ import msgspec
 
 from services.learner import assemble
 from services.learner.drift_noise import is_due
-from services.learner.groups.parts import use_parts
 from services.learner.groups.reader import Fetched
 from services.learner.model.policy import pick_device
 from services.learner.ranks import orders
@@ -29,15 +28,16 @@ def follow(config: Config) -> None:
 
     def own(ids: list[str], order: orders.Learn | orders.Scan, *, reference: bool) -> Fetched:
         wanted = orders.own(ids, order, ranks.rank)
-        return patiently(stop, "fetch groups", lambda: reader.fetch(wanted, reference=reference))
+        parts = order.parts if isinstance(order, orders.Learn) else None
+        return patiently(stop, "fetch groups", lambda: reader.fetch(wanted, reference=reference, parts=parts))
 
     reference = config.learner.reference == "trainer"
     while True:
         order = msgspec.msgpack.decode(ranks.tell(), type=orders.Order)
         match order:
             case orders.Learn():
-                replay = use_parts(own(order.replay, order, reference=reference), order.parts)
-                fresh = use_parts(own(order.fresh, order, reference=False), order.parts)
+                replay = own(order.replay, order, reference=reference)
+                fresh = own(order.fresh, order, reference=False)
                 records, totals = orders.learn(trainer, order, replay, fresh)
                 told = [orders.summary_of(g) for g in (*replay.groups, *fresh.groups)]
                 refused = replay.refused | fresh.refused

@@ -11,7 +11,6 @@ import msgspec
 from services.learner import step as steps
 from services.learner.drift_noise import is_due
 from services.learner.executor import Alone, Learned
-from services.learner.groups.parts import use_parts
 from services.learner.groups.reader import Fetched
 from services.learner.ranks import orders
 from services.learner.ranks.balance import Load, owners
@@ -35,8 +34,8 @@ class WithRanks:
         order = orders.Learn(batch.step, batch.replay, batch.fresh, batch.parts, owner)
         self._order(order)
         with own.trainer.clock("fetch"):
-            replay = use_parts(own.fetch(orders.own(batch.replay, order, 0), reference=own.reference), batch.parts)
-            fresh = use_parts(own.fetch(orders.own(batch.fresh, order, 0), reference=False), batch.parts)
+            replay = own.fetch(orders.own(batch.replay, order, 0), reference=own.reference, parts=batch.parts)
+            fresh = own.fetch(orders.own(batch.fresh, order, 0), reference=False, parts=batch.parts)
         records, totals = orders.learn(own.trainer, order, replay, fresh)
         told = orders.Learned(records, totals, [], {}, (0, 0, 0))
         parts = [msgspec.msgpack.decode(p, type=orders.Learned) for p in self._ranks.all(msgspec.msgpack.encode(told))]
