@@ -4,21 +4,23 @@ The environment answers at once here, whatever `env.latency` says: a delay chang
 with one seed.
 """
 
-import json
 from pathlib import Path
+
+import msgspec
 
 from cli.compare.study import Run, Study
 from cli.eval import command as evaluating
 from cli.eval.folder import REPORT
 from cli.eval.plan import Request
 from shared.errors import UserError
+from shared.messages import UNREADABLE
 
 METRICS = {"mean_at_k": "mean@{k}", "best_at_k": "best@{k}", "majority_at_k": "majority@{k}"}
 
 
 def is_due(study: Study, run: Run) -> bool:
     """Whether the questions of this run are still to be asked."""
-    return bool(study.head.samples) and not (_folder(study, run) / REPORT).is_file()
+    return bool(study.head.samples) and _report(study, run) is None
 
 
 def refuse_nothing_to_ask(run: Run) -> None:
@@ -51,16 +53,39 @@ def evaluate(study: Study, run: Run, weights: Path) -> bool:
 
 def quality_of(study: Study, run: Run) -> dict[str, float | None]:
     """Mean@k, Best@k and majority@k over all questions, and Mean@k by source; empty where nothing was asked."""
-    if is_due(study, run) or not study.head.samples:
+    report = _report(study, run) if study.head.samples else None
+    if report is None:
         return {}
-    report = json.loads((_folder(study, run) / REPORT).read_text())
     names = {key: name.format(k=study.head.samples) for key, name in METRICS.items()}
-    quality = {key: _value(report["weighted"], name) for key, name in names.items()}
-    if len(report["sources"]) > 1:
-        for source, row in report["sources"].items():
-            quality[f"mean_at_k:{source}"] = _value(row["metrics"], names["mean_at_k"])
-            quality[f"best_at_k:{source}"] = _value(row["metrics"], names["best_at_k"])
+    quality = {key: _value(report.weighted, name) for key, name in names.items()}
+    if len(report.sources) > 1:
+        for source, row in report.sources.items():
+            quality[f"mean_at_k:{source}"] = _value(row.metrics, names["mean_at_k"])
+            quality[f"best_at_k:{source}"] = _value(row.metrics, names["best_at_k"])
     return quality
+
+
+class _Estimate(msgspec.Struct):
+    value: float
+
+
+class _Source(msgspec.Struct):
+    metrics: dict[str, _Estimate]
+
+
+class _Report(msgspec.Struct):
+    """As much of eval.json as is looked at."""
+
+    weighted: dict[str, _Estimate]
+    sources: dict[str, _Source]
+
+
+def _report(study: Study, run: Run) -> _Report | None:
+    """None where there is none, or it cannot be read: it is made again of the answers that are there."""
+    try:
+        return msgspec.json.decode((_folder(study, run) / REPORT).read_bytes(), type=_Report)
+    except (FileNotFoundError, *UNREADABLE):
+        return None
 
 
 def _folder(study: Study, run: Run) -> Path:
@@ -68,5 +93,5 @@ def _folder(study: Study, run: Run) -> Path:
     return run.config.run_dir / "evals" / f"k{study.head.samples}{asked}"
 
 
-def _value(metrics: dict[str, dict[str, float]], name: str) -> float | None:
-    return metrics[name]["value"] if name in metrics else None
+def _value(metrics: dict[str, _Estimate], name: str) -> float | None:
+    return metrics[name].value if name in metrics else None

@@ -142,7 +142,7 @@ def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:
     from shared.evaluation.records import AnswersFile
 
     eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=fresh)
-    answers = AnswersFile(plan.folder).read()
+    answers = AnswersFile(plan.folder, plan.questions, plan.job.samples).read()
     if len(answers) < len(plan.questions):
         directory = eval_model.hold(plan.target, plan.folder)
         path = plan.target.base or directory  # adapters are put in beside their base
@@ -150,7 +150,7 @@ def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:
         (plan.folder / eval_folder.CONFIG).write_text(config.to_toml())
         print(f"eval: {plan.target.shown}, {len(plan.questions)} questions, in {plan.folder}", file=sys.stderr)
         progress = Progress(len(plan.questions), sys.stderr, rewards=bool(config.reward.function))
-        session = EvalSession(config, plan.job, plan.folder, len(plan.questions), progress)
+        session = EvalSession(config, plan.job, plan.folder, plan.questions, progress)
         try:
             finished = asyncio.run(session.run(starts))
         finally:

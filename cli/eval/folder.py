@@ -9,7 +9,17 @@ from typing import IO
 
 from cli.eval.model import release
 from shared.errors import UserError
-from shared.evaluation.records import ANSWERS, ANSWERS_LOCK, JOB, QUESTIONS, Job, Question, read_job, write_questions
+from shared.evaluation.records import (
+    ANSWERS,
+    ANSWERS_LOCK,
+    JOB,
+    QUESTIONS,
+    Job,
+    Question,
+    read_job,
+    read_questions,
+    write_questions,
+)
 
 REPORT, CONFIG = "eval.json", "config.toml"
 LEAVES_S, LOOK_S = 30.0, 0.1  # how long a process that was left behind may take to end
@@ -45,6 +55,8 @@ def claim(folder: Path, job: Job, questions: Sequence[Question], *, fresh: bool)
             f"{folder} holds an evaluation with another {what} ({old} there, {new} here): name another --out, or add "
             "--fresh to ask everything again."
         )
+    if read_questions(folder) != list(questions):
+        raise UserError(f"{folder / QUESTIONS} holds other questions than it was made with: add --fresh to begin anew.")
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def _metrics(job: Job, k: Sequence[int], answers: Sequence[Answered]) -> dict[st
             lambda a, s, many=many: majority_at_k([a.votes[i] for i in s], [a.correct[i] for i in s], many),
         )
         named[f"pass@{many}"] = (many, lambda a, s, many=many: pass_at_k([a.correct[i] for i in s], many))
-    if any(a.f1 for a in answers):
+    if all(a.f1 for a in answers):
         named["f1"] = (1, lambda a, s: mean_at_k(_at(a.f1, s)))
     return named
 

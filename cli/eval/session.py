@@ -7,6 +7,7 @@ retriever up -> evaluate FOLDER -> all questions answered -> both are ended
 import asyncio
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ from shared.cancellation import stop
 from shared.config import Config, without_password
 from shared.cores import available, thread_shares
 from shared.errors import UserError
-from shared.evaluation.records import Answered, AnswersFile, Job
+from shared.evaluation.records import Answered, AnswersFile, Job, Question
 
 LOOK_S, HEALTH_S = 0.3, 2.0
 
@@ -59,10 +60,13 @@ def with_retriever(config: Config, folder: Path) -> tuple[Config, bool]:
 class EvalSession:
     """One command's part of an evaluation."""
 
-    def __init__(self, config: Config, job: Job, folder: Path, total: int, progress: Progress) -> None:
-        self.config, self.job, self.folder, self.total, self.progress = config, job, folder, total, progress
+    def __init__(
+        self, config: Config, job: Job, folder: Path, questions: Sequence[Question], progress: Progress
+    ) -> None:
+        self.config, self.job, self.folder, self.progress = config, job, folder, progress
+        self.total = len(questions)
         self.answers: list[Answered] = []
-        self._file = AnswersFile(folder)
+        self._file = AnswersFile(folder, questions, job.samples)
         self._stop = asyncio.Event()
 
     async def run(self, starts_retriever: bool) -> bool:

@@ -140,9 +140,8 @@ async def serve(config: Config, folder: Path, engine: Engine | None = None) -> N
     job = read_job(folder)
     if job is None:
         raise UserError(f"{folder} holds no evaluation: `headrace eval` makes one.")
-    file = AnswersFile(folder)
     with await _alone(folder):
-        await _serve(config, job, folder, file, engine)
+        await _serve(config, job, folder, engine)
 
 
 async def _alone(folder: Path) -> IO[str]:
@@ -159,10 +158,12 @@ async def _alone(folder: Path) -> IO[str]:
     raise UserError(f"another process is answering the questions of {folder}: end it, or name another --out.")
 
 
-async def _serve(config: Config, job: Job, folder: Path, file: AnswersFile, engine: Engine | None) -> None:
+async def _serve(config: Config, job: Job, folder: Path, engine: Engine | None) -> None:
+    asked = read_questions(folder)
+    file = AnswersFile(folder, asked, job.samples)
     file.cut_torn_line()
     done = {a.number for a in file.read()}
-    questions = [q for q in read_questions(folder) if q.number not in done]
+    questions = [q for q in asked if q.number not in done]
     log.info("%d questions to answer, %d samples each", len(questions), job.samples)
     if questions:
         adapters = weights_of(folder, job) if config.learner.lora_rank else None

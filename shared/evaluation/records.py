@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import UserError
+from shared.events import plain
+from shared.messages import LARGEST, UNREADABLE
 
 JOB, QUESTIONS, ANSWERS = "job.json", "questions.jsonl", "answers.jsonl"
 HELD = "model"  # the weights of a run, while they are evaluated
@@ -74,8 +76,10 @@ def read_job(folder: Path) -> Job | None:
         return None
     try:
         return msgspec.json.decode(file.read_bytes(), type=Job)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({error}): name another folder with --out, or add --fresh.") from None
+    except (OSError, *UNREADABLE) as error:
+        raise UserError(
+            f"{file} cannot be read ({plain(str(error))}): name another folder with --out, or add --fresh."
+        ) from None
 
 
 def weights_of(folder: Path, job: Job) -> Path:
@@ -84,21 +88,26 @@ def weights_of(folder: Path, job: Job) -> Path:
 
 
 def read_questions(folder: Path) -> list[Question]:
-    """Every question, in order."""
-    decoder = msgspec.json.Decoder(Question)
-    return [decoder.decode(line) for line in (folder / QUESTIONS).read_bytes().splitlines()]
+    """Every question, in order. UserError where they cannot be read."""
+    decoder, file = msgspec.json.Decoder(Question), folder / QUESTIONS
+    try:
+        return [decoder.decode(line) for line in file.read_bytes().splitlines()]
+    except (OSError, *UNREADABLE) as error:
+        raise UserError(f"{file} cannot be read ({plain(str(error))}): add --fresh to ask everything again.") from None
 
 
 class AnswersFile:
     """Reads the answers that are there, more at each call; a line without its end yet is left for later."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, questions: Sequence[Question] = (), samples: int = 0) -> None:
+        """questions, samples: what may be answered, each once, and how often; where they are given."""
         self._file = folder / ANSWERS
-        self._offset = 0
+        self._offset = self._lines = 0
         self._decoder = msgspec.json.Decoder(Answered)
+        self._samples, self._left = samples, {q.number: q for q in questions} if questions else None
 
     def read(self) -> list[Answered]:
-        """What came since the last call."""
+        """What came since the last call. UserError for a line that cannot be the answer to a question."""
         if not self._file.is_file():
             return []
         with self._file.open("rb") as file:
@@ -106,10 +115,40 @@ class AnswersFile:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        try:
-            return [self._decoder.decode(line) for line in whole.splitlines()]
-        except msgspec.MsgspecError as error:
-            raise UserError(f"{self._file} is damaged ({error}): add --fresh to ask everything again.") from None
+        found = []
+        for line in whole.split(b"\n")[:-1]:
+            self._lines += 1
+            try:
+                answered = self._decoder.decode(line)
+                self._check(answered)
+            except (ValueError, *UNREADABLE) as error:
+                raise UserError(
+                    f"{self._file} is damaged in line {self._lines} ({plain(str(error))}): take the line out to have "
+                    "its question asked again, or add --fresh to ask everything."
+                ) from None
+            found.append(answered)
+        return found
+
+    def _check(self, a: Answered) -> None:
+        """Raise ValueError for what is no answer to a question that is open."""
+        n = self._samples or len(a.scores)
+        of_all = (a.scores, a.correct, a.answers, a.votes, a.statuses, a.tokens, a.searches)
+        if (
+            n < 1
+            or any(len(of) != n for of in of_all)
+            or any(len(of) not in (0, n) for of in (a.f1, a.abstained, a.given_up))
+        ):
+            raise ValueError(f"it does not say the same of each of {n} samples")
+        if any(f1 is None and score is not None for f1, score in zip(a.f1, a.scores, strict=False)):
+            raise ValueError("a sample with a score and without F1")
+        if any(not 0 <= count < 2**31 for count in (*a.tokens, *a.searches)):
+            raise ValueError("a count that no sample has")
+        if any(value is not None and abs(value) > LARGEST for value in (*a.scores, *a.f1)):
+            raise ValueError("a score that no sample has")
+        if self._left is not None:
+            question = self._left.pop(a.number, None)
+            if question is None or (question.source, question.id) != (a.source, a.id):
+                raise ValueError("it is of no question that is asked, or of one that was answered before")
 
     def append(self, answered: Answered) -> None:
         """Add a line; it survives this process."""

@@ -301,7 +301,7 @@ def test_a_run_is_asked_as_it_was_trained(run_dir: Path, data_file: Path):
 
 def test_the_evaluating_process_takes_the_cores_of_one_actor_however_many_the_run_had(ask: Callable[..., Request]):
     plan = make_plan(ask(overrides=["--actor.count=8"]))
-    session = EvalSession(plan.config, plan.job, plan.folder, 1, Progress(1, io.StringIO()))
+    session = EvalSession(plan.config, plan.job, plan.folder, plan.questions, Progress(1, io.StringIO()))
     plan.folder.mkdir()
     program = session._program("evaluate", "services.actor.evaluate")
     one = threads_of(plan.config.model_copy(update={"actor": plan.config.actor.model_copy(update={"count": 1})}))
@@ -473,8 +473,19 @@ def test_a_line_that_was_not_finished_is_asked_again(tmp_path: Path):
     assert [a.number for a in AnswersFile(tmp_path).read()] == [0, 2]
     with (tmp_path / "answers.jsonl").open("ab") as raw:
         raw.write(b"{}\n")
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match=r"is damaged in line 3 .* take the line out"):
         AnswersFile(tmp_path).read()
+
+
+@pytest.mark.parametrize("wrong", [{"correct": [True]}, {"number": 1}, {"id": "other"}, {"tokens": [-1, 0]}], ids=str)
+def test_an_answer_that_no_question_of_the_job_can_have_is_refused(tmp_path: Path, wrong: dict[str, Any]):
+    question = Question(number=0, source="a", index=0, id="0", messages=[], ground_truth=["x"])
+    write_questions(tmp_path, JOB, [question])
+    AnswersFile(tmp_path).append(answered(0, "a", [True, True]))
+    assert [a.number for a in AnswersFile(tmp_path, [question], JOB.samples).read()] == [0]
+    AnswersFile(tmp_path).append(replace(answered(0, "a", [True, True]), **wrong))
+    with pytest.raises(UserError, match="is damaged in line 2"):
+        AnswersFile(tmp_path, [question], JOB.samples).read()
 
 
 def test_weights_are_given_up_when_the_evaluation_is_over(run_dir: Path, tmp_path: Path):
