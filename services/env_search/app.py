@@ -101,7 +101,9 @@ def render(corpus: Corpus, hits: list[Hits], return_scores: bool) -> bytes:
         else:
             result.append(documents)
     # A lone surrogate can be written in JSON but not in UTF-8.
-    return json.dumps({"result": result}, ensure_ascii=False, separators=(",", ":")).encode("utf-8", errors="replace")
+    return json.dumps({"result": result}, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+        "utf-8", errors="replace"
+    )
 
 
 def create_app(retriever: Retriever, limits: Limits) -> FastAPI:

@@ -59,6 +59,8 @@ class Bm25Backend:
         arrays = (self._data, self._documents, self._bounds)
         if not isinstance(self._vocabulary, dict) or [a.dtype.kind + str(a.ndim) for a in arrays] != ["f1", "i1", "i1"]:
             raise ValueError(f"the files in {FOLDER} are not those of an index")
+        if len(self._data) != len(self._documents) or len(self._bounds) <= len(self._vocabulary):
+            raise ValueError(f"the files in {FOLDER} are not of one index")
         self._terms = Terms(settings["stemmer"])
         self._scores = np.zeros(documents, np.float32)
 
@@ -76,16 +78,19 @@ class Bm25Backend:
         terms = [self._vocabulary[term] for term in self._terms(query) if term in self._vocabulary]
         if not terms:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        postings = []
-        for term in terms:
-            span = slice(int(self._bounds[term]), int(self._bounds[term + 1]))
-            postings.append(self._documents[span])
-            # A document occurs once in a term's postings, so this adds and never overwrites.
-            self._scores[postings[-1]] += self._data[span]
-        touched = np.concatenate(postings)
-        found, values = best(touched, self._scores[touched], k, repeats=len(terms))
-        self._scores[touched] = 0.0
-        return found, values
+        postings: list[npt.NDArray[np.int32]] = []
+        try:
+            for term in terms:
+                span = slice(int(self._bounds[term]), int(self._bounds[term + 1]))
+                documents = self._documents[span]
+                # A document occurs once in a term's postings, so this adds and never overwrites.
+                self._scores[documents] += self._data[span]
+                postings.append(documents)
+            touched = np.concatenate(postings)
+            return best(touched, self._scores[touched], k, repeats=len(terms))
+        finally:  # also where the index is not what it should be: the next query must not find these scores
+            for documents in postings:
+                self._scores[documents] = 0.0
 
 
 def best(

@@ -61,20 +61,22 @@ class Encoder:
 class DenseBackend:
     """Searches an index directory made by `dense_build`."""
 
-    def __init__(self, directory: Path, settings: dict[str, Any], probe: list[float]) -> None:
-        """Map the embeddings and load the encoder; `settings` and `probe` are those of the manifest.
+    def __init__(self, directory: Path, settings: dict[str, Any], probe: list[float], documents: int) -> None:
+        """Map the embeddings and load the encoder; `settings`, `probe` and `documents` are those of the manifest.
 
-        Raises UserError where the encoder is not the one that made the index.
+        Raises UserError where the encoder is not the one that made the index, ValueError for embeddings that are not.
         """
         self._embeddings: npt.NDArray[np.float32] = np.load(directory / FILE, mmap_mode="r")
         self._encoder = Encoder(settings["encoder"])
         self._prefix: str = settings["query_prefix"]
         ours, theirs = self._encoder.probe(), np.asarray(probe, np.float32)
-        if ours.shape != theirs.shape or float(ours @ theirs) < PROBE_COSINE:
+        if ours.shape != theirs.shape or not float(ours @ theirs) >= PROBE_COSINE:
             raise UserError(
                 f"The encoder {settings['encoder']!r} is not the one that built {directory}: "
                 "build the index again with it."
             )
+        if self._embeddings.shape != (documents, len(ours)) or self._embeddings.dtype != np.float32:
+            raise ValueError(f"{FILE} does not hold {documents} vectors of {len(ours)} float32")
 
     def search(self, queries: list[str], k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """See SearchBackend."""

@@ -135,7 +135,7 @@ def _open_backend(directory: Path, manifest: Manifest) -> SearchBackend:
         return Bm25Backend(directory, manifest.settings, manifest.documents)
     from services.env_search.dense import DenseBackend
 
-    return DenseBackend(directory, manifest.settings, manifest.extra["probe"])
+    return DenseBackend(directory, manifest.settings, manifest.extra["probe"], manifest.documents)
 
 
 def differences(spec: IndexSpec, manifest: Manifest) -> list[tuple[str, Any, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -102,3 +103,14 @@ def test_a_corpus_without_any_word_is_refused(tmp_path: Path):
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["", "!!!"])
     with pytest.raises(UserError, match="holds no words to search"):
         build_index(corpus, tmp_path / "index", IndexSpec())
+
+
+def test_a_search_that_fails_leaves_nothing_behind_either(small_index: OpenIndex, monkeypatch: pytest.MonkeyPatch):
+    backend: Any = small_index.backend
+    query = " ".join(backend._vocabulary)
+    before = [part.tolist() for part in backend.search([query], 3)]
+    with monkeypatch.context() as false:
+        false.setattr(backend, "_bounds", backend._bounds[:-1])
+        with pytest.raises(IndexError):
+            backend.search([query], 3)
+    assert [part.tolist() for part in backend.search([query], 3)] == before
