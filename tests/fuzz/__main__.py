@@ -5,6 +5,7 @@ installed, steer raw bytes by the branches they reach instead of Hypothesis maki
 """
 
 import argparse
+import logging
 import math
 import sys
 import traceback
@@ -28,6 +29,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--target", choices=[target.name for target in TARGETS])
     parser.add_argument("--coverage", action="store_true")
     args = parser.parse_args(arguments)
+    logging.getLogger("headrace").addHandler(logging.NullHandler())  # what is refused is told, thousands of times
     targets = [target for target in TARGETS if args.target in (None, target.name)]
     if args.coverage:
         targets = [target for target in targets if target.of_bytes]  # the others take no raw bytes

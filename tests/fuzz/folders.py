@@ -10,22 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from services.env_search.app import render
 from services.env_search.backend import IndexSpec
-from services.env_search.index import build_index, open_index
+from services.env_search.batcher import search_keys
+from services.env_search.index import OpenIndex, build_index, open_index
 from services.learner.weights import checkpoint
 from shared import adapters, model_files, weights
 from shared.checkpoints import STATE
 from shared.errors import UserError
 from shared.transports import broadcast, chunks, delta
 from tests.fuzz.harness import Target
-from tests.fuzz.made import CLAIMS, JSON, near
+from tests.fuzz.made import ANY_FLOAT, ANY_INT, CLAIMS, JSON, near
 
 FOLDER = Path(tempfile.mkdtemp(prefix="headrace-fuzz-"))
 CORPUS, INDEX = FOLDER / "corpus.jsonl", FOLDER / "index"
+QUERIES = ["water wheel", "7 search", "7", "unknown"]
 _STRANGE = [b"[" * 2000, b'{"a":' * 2000, b"\xff" * 8, b"1" * 5000, b"NaN", b"null", b"[]", b"\x00", b"\\ud800"]
 
 
@@ -81,11 +85,28 @@ def indexes(draw: st.DrawFn) -> tuple[str, bytes]:
     """One file of an index, and what it holds instead."""
     name = draw(st.sampled_from(sorted(_index())))
     data = _index()[name]
-    return name, draw(_json(json.loads(data)) if name.endswith(".json") else near(st.just(data), _STRANGE))
+    if name.endswith(".json"):
+        return name, draw(_json(json.loads(data)))
+    return name, draw(near(st.just(data), _STRANGE) | arrays(np.load(io.BytesIO(data))))
+
+
+@st.composite
+def arrays(draw: st.DrawFn, valid: np.ndarray) -> bytes:
+    """A .npy file of this type, with other values in a few places, or in all, or another number of them."""
+    values = valid.copy()
+    numbers = ANY_FLOAT if values.dtype.kind == "f" else ANY_INT
+    for at in draw(st.lists(st.integers(0, len(values) - 1), max_size=4)) or [slice(None)]:
+        with np.errstate(over="ignore"):
+            values[at] = np.array(draw(numbers)).astype(values.dtype)
+    out = io.BytesIO()
+    np.save(out, values[: draw(st.sampled_from([len(values)] * 3 + [0, 1, len(values) - 1]))])
+    return out.getvalue()
 
 
 def check_index(case: tuple[str, bytes]) -> bool:
-    """True where it opens. A search in what is false may fail then, which its asker is told; it ends in time."""
+    """True where it opens. A search in what is false may fail then, which its asker is told; it ends in time, and
+    leaves nothing behind: the same queries find the same again.
+    """
     shutil.rmtree(INDEX)  # never written over: it is mapped
     for name, data in (_index() | dict([case])).items():
         (INDEX / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,14 +114,17 @@ def check_index(case: tuple[str, bytes]) -> bool:
 
     def use() -> None:
         opened = open_index(CORPUS, INDEX, IndexSpec())
-        try:
-            found, _ = opened.backend.search(["water wheel", "7 search", "unknown"], 3)
-            documents = [opened.corpus[int(number)] for number in found.ravel() if number >= 0]
-        except (LookupError, ValueError, TypeError, MemoryError):  # the batcher gives it to who asked
-            return
-        json.dumps(documents).encode()
+        assert [_found(opened, query) for query in QUERIES] == [_found(opened, query) for query in QUERIES]
 
     return _taken(use)
+
+
+def _found(opened: OpenIndex, query: str) -> bytes | None:
+    """None where it failed, as it may: the batcher gives the error to who asked."""
+    try:
+        return render(opened.corpus, search_keys(opened.backend, [(query, 3)]), return_scores=True)
+    except (LookupError, ValueError, TypeError, MemoryError):
+        return None
 
 
 @st.composite

@@ -1,6 +1,16 @@
 """All targets, in the order in which they are driven."""
 
-from tests.fuzz import configuration, data_files, folders, grammar, own_parts, retrieval, wire
+from tests.fuzz import (
+    configuration,
+    data_files,
+    evaluations,
+    folders,
+    grammar,
+    own_parts,
+    redis_values,
+    retrieval,
+    wire,
+)
 
 TARGETS = [
     *wire.TARGETS,
@@ -10,4 +20,6 @@ TARGETS = [
     *data_files.TARGETS,
     *own_parts.TARGETS,
     *folders.TARGETS,
+    *evaluations.TARGETS,
+    *redis_values.TARGETS,
 ]
