@@ -140,6 +140,7 @@ def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:
     from cli.eval.session import EvalSession, with_retriever
     from cli.run.plan import with_values
     from shared.evaluation.records import AnswersFile
+    from shared.files import write_whole
 
     eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=fresh)
     answers = AnswersFile(plan.folder, plan.questions, plan.job.samples).read()
@@ -162,9 +163,7 @@ def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:
     eval_model.release(plan.folder)
     settings = {section: plan.config.model_dump()[section] for section in ("env", "reward", "rollout", "actor")}
     found = report(plan.job, answers, plan.k, settings) | {"folder": str(plan.folder)}
-    aside = plan.folder / f"{eval_folder.REPORT}.partial"
-    aside.write_text(json.dumps(found, indent=1) + "\n")
-    aside.rename(plan.folder / eval_folder.REPORT)
+    write_whole(plan.folder / eval_folder.REPORT, json.dumps(found, indent=1) + "\n")
     return found
 
 

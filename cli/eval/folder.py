@@ -20,6 +20,7 @@ from shared.evaluation.records import (
     read_questions,
     write_questions,
 )
+from shared.files import hold
 
 REPORT, CONFIG = "eval.json", "config.toml"
 LEAVES_S, LOOK_S = 30.0, 0.1  # how long a process that was left behind may take to end
@@ -28,13 +29,8 @@ LEAVES_S, LOOK_S = 30.0, 0.1  # how long a process that was left behind may take
 def lock(folder: Path) -> IO[str]:
     """Hold the folder while the returned file is open. UserError when another command holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / ".lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise UserError(f"the evaluation in {folder} is running already: wait for it, or name another --out.") from None
-    return file
+    refusal = f"the evaluation in {folder} is running already: wait for it, or name another --out."
+    return hold(folder / ".lock", refusal)
 
 
 def claim(folder: Path, job: Job, questions: Sequence[Question], *, fresh: bool) -> None:

@@ -9,7 +9,6 @@ OUT/
     bm25/ or embeddings.npy
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from services.env_search.backend import IndexSpec, Progress, SearchBackend, buil
 from services.env_search.corpus import WHOLE_DIGEST_BYTES, Corpus, corpus_digest
 from services.env_search.manifest import Manifest, describe, fingerprint, read_manifest, write_manifest
 from shared.errors import UserError
+from shared.files import hold
 from shared.lines import file_size
 
 OFFSETS = "offsets.npy"
@@ -201,14 +201,10 @@ def _refuse_other_content(out: Path) -> None:
 @contextmanager
 def _only_build(out: Path) -> Iterator[None]:
     """Hold the lock of `out`; the lock ends with the process, however that ends, and its file with the build."""
-    file = out.with_name(out.name + ".lock")
-    with file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not (file.exists() and os.path.samestat(os.fstat(lock.fileno()), file.stat())):
-                raise BlockingIOError  # the build that just ended has removed this very file
-        except OSError:
-            raise UserError(f"{out} is being built by another process: wait for it.") from None
+    file, refusal = out.with_name(out.name + ".lock"), f"{out} is being built by another process: wait for it."
+    with hold(file, refusal) as lock:
+        if not (file.exists() and os.path.samestat(os.fstat(lock.fileno()), file.stat())):
+            raise UserError(refusal)  # the build that just ended has removed this very file
         try:
             yield
         finally:

@@ -13,6 +13,7 @@ import msgspec
 
 from shared.errors import UserError
 from shared.events import plain
+from shared.files import written_whole
 from shared.messages import LARGEST, UNREADABLE
 
 JOB, QUESTIONS, ANSWERS = "job.json", "questions.jsonl", "answers.jsonl"
@@ -65,8 +66,10 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def write_questions(folder: Path, job: Job, questions: Sequence[Question]) -> None:
     """Fix what is asked; the job last, so that a folder with a job has its questions."""
-    _write(folder / QUESTIONS, b"".join(msgspec.json.encode(q) + b"\n" for q in questions))
-    _write(folder / JOB, msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")
+    with written_whole(folder / QUESTIONS) as file:
+        file.writelines(msgspec.json.encode(q) + b"\n" for q in questions)
+    with written_whole(folder / JOB) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")
 
 
 def read_job(folder: Path) -> Job | None:
@@ -163,9 +166,3 @@ class AnswersFile:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(self._file, whole)
-
-
-def _write(file: Path, data: bytes) -> None:
-    aside = file.with_name(file.name + ".partial")
-    aside.write_bytes(data)
-    aside.rename(file)
