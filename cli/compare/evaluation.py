@@ -12,7 +12,9 @@ from cli.compare.study import Run, Study
 from cli.eval import command as evaluating
 from cli.eval.folder import REPORT
 from cli.eval.plan import Request
+from cli.eval.suites import open_suites, questions_of
 from shared.errors import UserError
+from shared.evaluation.records import QUESTIONS, read_questions
 from shared.messages import UNREADABLE
 
 METRICS = {"mean_at_k": "mean@{k}", "best_at_k": "best@{k}", "majority_at_k": "majority@{k}"}
@@ -29,6 +31,19 @@ def refuse_nothing_to_ask(run: Run) -> None:
         raise UserError(
             f"arm '{run.arm}': data.eval is empty, so nothing can be asked after a run: name a file, or set "
             "samples = 0."
+        )
+
+
+def refuse_other_questions(study: Study, run: Run) -> None:
+    """Raise UserError where the run was asked other questions than the study names now."""
+    folder, config = _folder(study, run), run.config
+    if not study.head.samples or not (folder / QUESTIONS).is_file():
+        return
+    suites = open_suites([config.data.eval], bool(config.reward.function))
+    if read_questions(folder) != questions_of(suites, study.head.questions):
+        raise UserError(
+            f"the run in {config.run_dir} was asked other questions than those of data.eval = '{config.data.eval}': "
+            f"give the study another name, or remove {folder} to have them asked."
         )
 
 

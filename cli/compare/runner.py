@@ -72,11 +72,12 @@ def make_all(study: Study, screen: StudyScreen) -> bool:
 def check(study: Study) -> None:
     """Raise UserError for what can be known to go wrong, before hours are spent."""
     for run in study.runs:
-        if trained(run) is not None:
-            _refuse_other_settings(study, run)
-    for run in study.runs[: len(study.arms)]:
         if study.head.samples:
             evaluation.refuse_nothing_to_ask(run)
+        if trained(run) is not None:
+            _refuse_other_settings(study, run)
+            evaluation.refuse_other_questions(study, run)
+    for run in study.runs[: len(study.arms)]:
         if trained(run) is None:
             asked = _ready(study, run)
             if study.head.samples:  # a preflight reads the held-out questions only where they are named

@@ -7,7 +7,9 @@ import pytest
 
 from cli.compare import runner
 from cli.compare.study import Study, read_study
+from cli.eval.suites import open_suites, questions_of
 from shared.errors import UserError
+from shared.evaluation.records import Job, write_questions
 
 STUDY = """
 [study]
@@ -45,3 +47,23 @@ def test_held_out_questions_that_are_too_long_are_found_before_anything_is_train
     with pytest.raises(UserError, match=r"data\.eval: the prompt of example 1"):
         runner.check(_study(tmp_path, 2))
     runner.check(_study(tmp_path, 0))
+
+
+def test_a_study_does_not_go_on_with_other_held_out_questions(tmp_path: Path, write_config):
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text(json.dumps({"question": "who is it", "answer": "a"}) + "\n")
+    write_config()
+    text = (tmp_path / "run.toml").read_text()
+    (tmp_path / "run.toml").write_text(text.replace("[data]", f'[data]\neval = "{held_out}"'))
+    study = _study(tmp_path, 2)
+    (run,) = study.runs
+    asked = run.config.run_dir / "evals" / "k2"
+    asked.mkdir(parents=True)
+    (run.config.run_dir / "config.toml").write_text(runner._ready(study, run).to_toml())
+    (run.config.run_dir / runner.TRAINED).write_text("{}")
+    job = Job(identity={}, model="m", shown_model="m", samples=2, temperature=1.0, seed=0)
+    write_questions(asked, job, questions_of(open_suites([str(held_out)]), 0))
+    runner.check(study)
+    held_out.write_text(json.dumps({"question": "who was it", "answer": "a"}) + "\n")
+    with pytest.raises(UserError, match=r"was asked other questions than those of data\.eval"):
+        runner.check(study)
