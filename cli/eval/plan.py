@@ -70,6 +70,8 @@ def make_plan(request: Request) -> Plan:
     """Check everything that can be checked before the weights are held. Raises UserError in a sentence."""
     if request.limit < 0:
         raise UserError(f"--limit {request.limit}: write how many questions of each suite are asked, or 0 for all.")
+    if request.seed is not None and request.seed < 0:
+        raise UserError(f"--seed {request.seed}: write 0 or more.")
     target = find_target(request.model, request.out)
     check_words(request.suites)
     if not request.suites and not (request.config or target.run_dir):

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -19,6 +18,7 @@ from cli.eval.progress import Progress
 from cli.run import plan, ports
 from cli.run.processes import Program, Supervisor
 from services.env_search.manifest import read_manifest
+from shared.addresses import host_and_port
 from shared.cancellation import stop
 from shared.config import Config, without_password
 from shared.cores import available, thread_shares
@@ -37,8 +37,7 @@ def with_retriever(config: Config, folder: Path) -> tuple[Config, bool]:
     if config.env.kind != "search":
         return config, False
     if not plan.serves_search(config):
-        address = urlsplit(config.env.url)
-        if not ports.answers(address.hostname or "", address.port or 80):
+        if not ports.answers(*host_and_port(config.env.url)):
             shown = without_password(config.env.url)
             raise UserError(
                 f"no retriever answers at env.url = '{shown}': start it, or name the passages with "

@@ -69,6 +69,7 @@ def ask(model_dir: Path, data_file: Path, tmp_path: Path) -> Callable[..., Reque
         (["{model}", "--suite", "{data}"], "--task search or --task math"),
         (["{model}", "--suite", "{data}", "--task", "math", "--k", "0"], "at least one sample"),
         (["{model}", "--suite", "{data}", "--task", "math", "--limit", "-1"], "or 0 for all"),
+        (["{model}", "--suite", "{data}", "--task", "math", "--seed", "-1"], "--seed -1: write 0 or more"),
         (["{model}", "--suite", "{data}", "--task", "math", "--k", "4", "--samples", "3"], "less than --k 4"),
         (["{model}", "--suite", "{data}", "--task", "math", "--k", "4", "--greedy"], "the same answer 4 times"),
         (["{model}", "--suite", "{data}", "--task", "math", "--temperature", "-1"], "must be 0 (greedy) or more"),
