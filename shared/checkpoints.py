@@ -7,12 +7,12 @@ MASTER_BYTES = 4  # of a parameter in float32, where the model's own is smaller
 MOMENTS_BYTES = {"adamw": 8, "adamw8bit": 2}  # both moments of a parameter, by learner.optimizer
 
 
-def size_of(parameters: int, bytes_each: int, optimizer: str) -> int:
+def size_of(parameters: int, bytes_each: int, optimizer: str, *, shards: bool = False) -> int:
     """Bytes of a checkpoint of so many trained parameters: the model's files, float32 masters, both moments.
 
-    bytes_each: of a parameter in the model; 4: it is its own master.
+    bytes_each: of a parameter in the model; 4: it is its own master, which only ranks with `shards` of it write beside.
     """
-    masters = 0 if bytes_each == MASTER_BYTES else MASTER_BYTES
+    masters = 0 if bytes_each == MASTER_BYTES and not shards else MASTER_BYTES
     return parameters * (bytes_each + masters + MOMENTS_BYTES[optimizer])
 
 

@@ -222,7 +222,8 @@ class Preflight:
         parameters = parameters_of(model_dir)
         own = 4 if trains_in_float32(c.model.dtype, c.learner.device) else 2
         written = {"model": own, "float32": 4, "bfloat16": 2}[c.weights.dtype]
-        return parameters * written, checkpoints.size_of(parameters, own, c.learner.optimizer)
+        shards = c.learner.ranks > 1
+        return parameters * written, checkpoints.size_of(parameters, own, c.learner.optimizer, shards=shards)
 
     def _redis_memory(self, model_dir: Path | None) -> None:
         limit, transport = self.config.redis.max_memory_bytes, self.config.weights.transport

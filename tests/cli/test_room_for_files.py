@@ -34,13 +34,19 @@ def preflight(folder: Path, **settings: Any) -> Preflight:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "optimizer", "version", "checkpoint"),
-    [("float32", "adamw", 4, 12), ("bfloat16", "adamw", 2, 14), ("bfloat16", "adamw8bit", 2, 8)],
+    ("dtype", "how", "version", "checkpoint"),
+    [
+        ("float32", {}, 4, 12),
+        ("bfloat16", {}, 2, 14),
+        ("bfloat16", {"optimizer": "adamw8bit"}, 2, 8),
+        ("float32", {"ranks": 2}, 4, 16),
+        ("bfloat16", {"ranks": 2}, 2, 14),
+    ],
 )
 def test_a_checkpoint_takes_what_its_types_and_its_optimiser_take(
-    model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, optimizer: str, version: int, checkpoint: int
+    model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, how: dict[str, Any], version: int, checkpoint: int
 ) -> None:
-    it = preflight(model, model={"dtype": dtype}, learner={"keep_last": 2, "optimizer": optimizer})
+    it = preflight(model, model={"dtype": dtype}, learner={"keep_last": 2} | how)
     needed = PARAMETERS * (4 * version + 3 * checkpoint) + RUN_FOLDER_BYTES
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, needed))
     it._disk(model)

@@ -16,7 +16,10 @@ from safetensors.numpy import load_file
 
 from services.learner.model.batching import mini_batches
 from services.learner.ranks.balance import Load, owners
+from services.learner.ranks.keeping import save_checkpoint
+from shared.checkpoints import size_of
 from shared.payload import encode_payload
+from shared.versions import Version
 from tests.learner.rank_steps import Plan
 from tests.tiny_model import write_model
 
@@ -51,6 +54,16 @@ def test_a_batch_as_in_the_paper_is_even_over_eight_ranks() -> None:
     dealt = [int(lengths[rank::8].sum()) for rank in range(8)]
     assert max(held) - min(held) < 0.25 * (max(dealt) - min(dealt))
     assert max(held) - min(held) < 5000
+
+
+def test_a_checkpoint_of_shards_is_as_large_as_it_is_said_to_be(
+    tmp_path: Path, sharded: Any, make_trainer: Any
+) -> None:
+    parameters = sum(p.numel() for p in sharded.parameters())
+    save_checkpoint(tmp_path, make_trainer(sharded), {}, Version(0, 1), None)
+    files = [file for file in (tmp_path / "step_1").rglob("*") if file.is_file()]
+    size = size_of(parameters, sharded.headrace_dtype.itemsize, "adamw", shards=True)
+    assert sum(file.stat().st_size for file in files) == pytest.approx(size, rel=0.05)
 
 
 @pytest.fixture(scope="module")
