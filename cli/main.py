@@ -12,15 +12,15 @@ USAGE = """headrace: asynchronous GRPO in which replay is a service
 
   headrace demo                      train a small search agent here, in a few minutes, and see it learn
   headrace up CONFIG.toml            run a configuration on this machine; --resume RUN_DIR continues one
-  headrace compare STUDY.toml        arms times seeds, and a report that says how sure it is
-  headrace tau RUN_DIR|CONFIG.toml   which gate on drift suits a run
-  headrace chaos CONFIG.toml         strike a run at random, and judge what its log says
+  headrace compare STUDY.toml        several configurations over seeds, and a report that says how sure it is
+  headrace tau RUN_DIR|CONFIG.toml   which gate on Drift (replay.tau) suits a run
+  headrace chaos CONFIG.toml         kill and disturb a run at random, and judge what its log says
   headrace status [RUN_DIR]          what a running system is doing
   headrace top [RUN_DIR]             the same at a glance, drawn anew every second
-  headrace deadletters [RUN_DIR]     what was refused, from where, and why
+  headrace deadletters [RUN_DIR]     messages that were refused, from where, and why
   headrace watch [CONFIG.toml]       follow a run that something else started, and record it
   headrace export [RUN_DIR] --to T   a run's figures for TensorBoard, or as a table
-  headrace eval MODEL --suite S      how well a model or a run's newest version answers, k samples a question
+  headrace eval MODEL [--suite S]    how well a model or a run's newest version answers, k samples a question
   headrace bench [NAME ...]          figures of this machine as ratios to its limits and to peers
   headrace doctor                    what this machine can run, and what is missing
   headrace index build CORPUS OUT    build a retrieval index over a file of passages
