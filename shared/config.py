@@ -196,7 +196,8 @@ def known_keys() -> list[str]:
 def without_password(url: str) -> str:
     """A URL that may be logged."""
     scheme, sep, rest = url.partition("://")
-    return f"{scheme}{sep}{rest.rpartition('@')[2]}" if sep else url
+    shown = f"{scheme}{sep}{rest.rpartition('@')[2]}" if sep else url
+    return re.sub(r"(?<=[?&])password=[^&]*&?", "", shown).rstrip("?&")
 
 
 def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:

@@ -59,7 +59,9 @@ def test_a_service_that_cannot_use_its_redis_names_it_without_the_password(
         ("unix://:a@/tmp/s", "unix:///tmp/s"),
         ("http://u:a@b/retrieve", "http://b/retrieve"),
         ("http://b:1", "http://b:1"),
+        ("redis://b:1/0?password=a", "redis://b:1/0"),
+        ("redis://b:1/0?db=2&password=a&protocol=3", "redis://b:1/0?db=2&protocol=3"),
     ],
 )
-def test_an_address_is_shown_without_what_stands_before_its_host(url: str, shown: str):
+def test_an_address_is_shown_without_its_password(url: str, shown: str):
     assert without_password(url) == shown
