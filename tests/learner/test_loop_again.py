@@ -166,6 +166,16 @@ def test_an_emptied_server_is_told_where_the_learner_is(config: Config, client: 
     assert results(client, Hello)[-1].cursor == CURSOR, "the checkpoint knows how far the data set is used"
 
 
+def test_a_strangers_entry_behind_the_newest_notice_has_it_announced_again(
+    config: Config, client: Any, feed: Feed
+) -> None:
+    loop = start(config)
+    client.xadd(KEYS.weights, {"strange": "field"})
+    feed(Sync(step=0, batches=[]))
+    work_off(loop)
+    assert decode(client.xrevrange(KEYS.weights)[0][1][FIELD], WeightsNotice).version == loop.version
+
+
 def test_with_the_newest_checkpoint_damaged_it_goes_on_where_the_batches_do(
     config: Config, client: Any, feed: Feed
 ) -> None:

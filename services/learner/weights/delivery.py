@@ -62,7 +62,7 @@ class Delivery:
         """Whether its notice is the newest that Redis has."""
         client, weights = self._outbox.client, self._outbox.keys.weights
         newest: Any = self._outbox.patiently("read the newest notice", lambda: client.xrevrange(weights, count=1))
-        return bool(newest) and newest[0][1][FIELD] == encode(self.notice)
+        return bool(newest) and newest[0][1].get(FIELD) == encode(self.notice)
 
     def mend(self) -> None:
         """Write and announce the version again where its files are not what they were, or an actor refuses it.
