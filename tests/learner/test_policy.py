@@ -52,7 +52,12 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 @pytest.mark.parametrize(("damage", "sentence"), DAMAGES)
 @pytest.mark.parametrize("shards", [False, True])
 def test_damage_is_told_in_a_sentence_that_names_the_folder(
-    tmp_path: Path, policy_dir: Path, damage: Callable[[Path], object], sentence: str, shards: bool
+    tmp_path: Path,
+    policy_dir: Path,
+    damage: Callable[[Path], object],
+    sentence: str,
+    shards: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / "policy"
     shutil.copytree(policy_dir, folder)
@@ -66,6 +71,7 @@ def test_damage_is_told_in_a_sentence_that_names_the_folder(
             else:
                 load_policy(folder, torch.float32, CPU)
         assert "\n" not in str(told.value)
+        assert "Traceback" not in caplog.text
     finally:
         if shards:
             dist.destroy_process_group()

@@ -68,12 +68,10 @@ def load_sharded(
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, buffer.to(device))
     with told_of(folder):
+        reader = HuggingFaceStorageReader(str(folder))
+        reader.read_metadata()  # what it raises further in is logged with a stack trace
         try:
-            read_distributed(
-                dict(model.named_parameters()),
-                storage_reader=HuggingFaceStorageReader(str(folder)),
-                process_group=ranks.group,
-            )
+            read_distributed(dict(model.named_parameters()), storage_reader=reader, process_group=ranks.group)
         except CheckpointException as error:  # no Exception of Python's
             raise next(iter(error.failures.values()))[0] from None
     prepare(model, folder, packed=packed)
