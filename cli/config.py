@@ -4,11 +4,9 @@ import argparse
 from typing import Any
 
 EPILOG = """example:
-  headrace config > my.toml     then set at least model.path, data.train and, to search, search.corpus
+  headrace config > my.toml     then set model.path, data.train and, to search, search.corpus
 
-Delete the lines that you do not change. A line that is there counts as set by you, and a loss or a policy brings the
-clip range and other settings of its paper only where you set none.
-
+Every other line is a comment: take the # in front of a setting away to change it.
 What a file or the command line sets is checked by `headrace up my.toml --dry-run`, which prints what results.
 """
 

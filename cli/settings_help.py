@@ -12,12 +12,17 @@ from services.replay.policies import names as policy_names
 from shared import settings
 from shared.config import Config
 
+MUST_BE_SET = {("model", "path"), ("data", "train")}
+
 
 def print_settings() -> None:
-    """Print all sections as a TOML file that could be loaded."""
+    """Print all sections as a TOML file that loads: what must be set stands there empty, every default as a comment.
+
+    A default that was written would count as set, and keep a loss or a policy from bringing its paper's settings.
+    """
     comments = _comments()
-    print("# Every setting with its default. In a file as below; on the command line --section.key VALUE;")
-    print("# in the environment HEADRACE_SECTION__KEY.")
+    print("# Every setting with its default: take the # in front of one away to change it. On the command line it is")
+    print("# --section.key VALUE, in the environment HEADRACE_SECTION__KEY.")
     for name, section in sections():
         print(f"\n# {(inspect.getdoc(section) or '').splitlines()[0]}\n[{name}]")
         for line in _section_lines(name, section, comments):
@@ -38,7 +43,8 @@ def _section_lines(name: str, section: type[BaseModel], comments: dict[str, str]
         meaning = "; ".join(
             filter(None, (_choices(name, key, field.annotation), comments[f"{section.__name__}.{key}"]))
         )
-        lines.append(f"{f'{key} = {default}':<40}  # {meaning}")
+        line = f"{key} = {default}" if (name, key) in MUST_BE_SET else f"# {key} = {default}"
+        lines.append(f"{line:<42}  # {meaning}")
     return lines
 
 

@@ -1,6 +1,7 @@
 """What the command says of itself, and how it resolves a configuration."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -42,17 +43,32 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 def test_the_settings_are_a_configuration_with_comments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["config"]) == 0
     said = capsys.readouterr().out
-    assert load(_written(tmp_path, said), environ={}) == build({})
-    assert "tau = 0.01                                # the gate on Drift" in said
+    file = _written(tmp_path, said)
+    assert load(file, environ={}) == build({})
+    assert "# tau = 0.01                                # the gate on Drift" in said
+    assert main(["up", str(file), "--dry-run"]) == 2
+    assert "model.path is empty: name the folder of the model to train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["learner.loss=gspo", "learner.loss=dr_grpo", "replay.policy=exgrpo"])
+def test_settings_that_nobody_uncommented_leave_a_papers_in_force(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, word: str
+) -> None:
+    assert main(["config"]) == 0
+    file, words = _written(tmp_path, capsys.readouterr().out), [f"--{word}"]
+    assert load(file, words, environ={}) == load(None, words, environ={})
+    uncommented = file.read_text().replace("# clip_low = 0.2", "clip_low = 0.1")
+    assert load(_written(tmp_path, uncommented), words, environ={}).learner.clip_low == 0.1
 
 
 def test_every_setting_has_its_meaning_and_an_enumeration_its_choices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config"]) == 0
     said = capsys.readouterr().out
-    lines = {line.split()[0]: line for line in said.splitlines() if line and line[0].isalpha()}
+    settings = [line.removeprefix("# ") for line in said.splitlines() if re.match(r"(# )?\w+ = ", line)]
+    lines = {line.split()[0]: line for line in settings}
     assert set(lines) == {key.partition(".")[2] for key in known_keys()}
-    assert [line for line in said.splitlines() if line[:1].isalpha() and not line.partition("  # ")[2]] == []
-    assert [line for line in said.splitlines() if line.startswith("dtype ") and "# auto | float32 | bfloat16; " in line]
+    assert [line for line in settings if not line.partition("  # ")[2]] == []
+    assert [line for line in settings if line.startswith("dtype ") and "# auto | float32 | bfloat16; " in line]
     for policy in ("headroom_drift", "none", "naive"):
         assert f" {policy} |" in lines["policy"]
     assert "golden_answers" in lines["train"]
