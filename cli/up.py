@@ -180,8 +180,9 @@ async def _session(config: Any, screen: Any) -> Any:
 
 def _print_plan(config: Any, notes: list[str]) -> None:
     """The resolved configuration as TOML; all else is a comment in it, so that the output is a configuration too."""
-    from cli.run import plan
+    from cli.run import devices, plan
     from shared.cores import available
+    from shared.gpus import visible_gpus
 
     own_redis = [] if config.redis.url else ["redis (its own, on a free port)"]
     names = own_redis + [spec.name for spec in plan.services_of(config, available())]
@@ -190,6 +191,8 @@ def _print_plan(config: Any, notes: list[str]) -> None:
     print(f"# would start: {', '.join(names)}")
     print(f"# in the folder {config.run_dir}")
     print(f"# on {_threads(config)}")
+    if gpus := visible_gpus():
+        print(f"# GPUs, {len(gpus)} visible: {devices.placing(config, len(gpus))}")
     print(f"# a step: {_step(config)}")
     print(noted, end="")
 

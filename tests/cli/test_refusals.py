@@ -172,6 +172,18 @@ def test_a_search_run_without_a_corpus_or_a_retriever(refused: Callable[..., str
     assert "set search.corpus" in said
 
 
+@pytest.mark.parametrize("where", [[], ["--dry-run"]])
+def test_a_retriever_here_that_is_not_the_runs_own(
+    refused: Callable[..., str], data_file: Path, where: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        url = f"http://localhost:{somebody.getsockname()[1]}"
+        settings = ["--env.kind", "search", "--search.corpus", str(data_file), "--search.port", "9123"]
+        said = refused(*settings, "--env.url", url, *where)
+    assert said.startswith(f"env.url = '{url}' is not the retriever that this run starts over search.corpus, at ")
+    assert said.endswith("search.port = 9123: leave env.url out, or, to ask the other one, set search.corpus to ''.")
+
+
 def test_a_retriever_on_another_machine_that_does_not_answer(refused: Callable[..., str]) -> None:
     said = refused("--env.kind", "search", "--env.url", "http://retriever.invalid:8000")
     assert said.startswith("no retriever answers at env.url = 'http://retriever.invalid:8000': start it there")
@@ -380,6 +392,6 @@ def test_a_run_that_was_refused_at_its_start_does_not_block_its_name(
         (folder / file).write_text(content)
         untrained.clear(folder)
         assert (folder / "redis").is_dir(), file
-        assert main(["up", str(write_config()), "--dry-run"]) == 2
+        assert main(["up", str(write_config())]) == 2
         assert "exists already" in capsys.readouterr().err
         (folder / file).unlink()
