@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 EPILOG = """examples:
@@ -51,10 +52,7 @@ def run(args: argparse.Namespace) -> int:
     except RedisAway:
         if not target.own:
             raise
-        raise UserError(
-            f"nothing runs for {target.shown}, and its dead letters are in its Redis: "
-            f"`headrace up --resume {target.shown}` starts it."
-        ) from None
+        raise UserError(_where_they_are(target.shown)) from None
     with redis.Redis.from_url(target.url, socket_timeout=5.0) as client:
         total, letters = read_letters(client, Keys(target.name).dead, args.n)
     if args.json:
@@ -69,6 +67,21 @@ def run(args: argparse.Namespace) -> int:
         f"{len(letters)} of {total} dead letters of {target.shown}." if total else f"{target.shown}: no dead letters."
     )
     return 0
+
+
+def _where_they_are(folder: str) -> str:
+    """Of a run whose own Redis is down. To resume a finished one only shows its summary, unless it is to go on."""
+    from cli.run import artefacts
+    from shared.config import load
+
+    config = load(Path(folder) / "config.toml", environ={})
+    resume = f"`headrace up --resume {folder}`"
+    if not artefacts.is_complete(config):
+        return f"nothing runs for {folder}, and its dead letters are in its Redis: {resume} starts it."
+    return (
+        f"{folder} has finished, and its dead letters are in its Redis, which runs only while the run does: {resume} "
+        f"with --run.steps {2 * config.run.steps}, for example, trains on, and starts it."
+    )
 
 
 def read_letters(client: Any, stream: str, count: int) -> tuple[int, list[dict[str, Any]]]:

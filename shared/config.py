@@ -22,6 +22,7 @@ from shared.contradictions import contradictions
 from shared.errors import UserError
 from shared.foreign import first_known
 from shared.nearest import hint
+from shared.wrong_values import wrong
 
 ENV_PREFIX = "HEADRACE_"
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
@@ -132,9 +133,10 @@ def load(
     type, or settings that contradict each other.
     """
     environ = os.environ if environ is None else environ
-    tree = (
-        _beside(read_toml(Path(path), "configuration file", "examples/atlas.toml"), Path(path).parent) if path else {}
-    )
+    tree = read_toml(Path(path), "configuration file", "examples/atlas.toml") if path else {}
+    if {"study", "arm"} & tree.keys():
+        raise UserError(f"{path} is a study, not the configuration of a run: `headrace compare {path}` takes it.")
+    tree = _beside(tree, Path(path).parent) if path else tree
     given: dict[str, str] = {}
     for source, pairs in (("", _from_environ(environ)), ("--", parse_overrides(overrides))):
         for dotted, value in pairs:
@@ -204,6 +206,13 @@ def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
     """The file's tree. UserError in a sentence; `what` it is and an `example` to start from are for one not there."""
     try:
         return tomllib.loads(path.read_text())
+    except IsADirectoryError:
+        if (path / "config.toml").is_file():
+            raise UserError(
+                f"{path} is the folder of a run, not a {what}: `headrace up --resume {path}` continues that run, and "
+                f"{path / 'config.toml'} is its configuration."
+            ) from None
+        raise UserError(f"{path} is a folder, not a {what}: name a file.") from None
     except FileNotFoundError:
         raise UserError(f"there is no {what} {path}: check the path, or start from {example}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -289,8 +298,10 @@ def _sentence(error: ValidationError) -> str:
         if foreign := first_known(key, first.get("input")):
             return f"unknown key '{foreign[0]}'; here it is {foreign[1]} (docs/coming-from.md has more of them)."
         known = known_keys() if "." in key else list(Config.model_fields)
-        elsewhere = [k for k in known if k.endswith("." + key.rpartition(".")[2])]  # this setting in another section
+        elsewhere = [k for k in known_keys() if k.endswith("." + key.rpartition(".")[2])]  # where this setting is
+        if elsewhere and "." not in key:
+            return f"unknown key '{key}'; did you mean {' or '.join(repr(k) for k in elsewhere)}?"
         return f"unknown key '{key}'; {hint(key, elsewhere or known, shown=elsewhere or Config.model_fields)}"
     given = first.get("input")
     shown = f" (given: {given!r})" if not isinstance(given, dict) else ""
-    return f"'{key}': {first['msg'][0].lower()}{first['msg'][1:]}{shown}."
+    return f"{wrong(key, first)}{shown}."

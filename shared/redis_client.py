@@ -173,6 +173,11 @@ def _options(url: str) -> dict:
 
 
 def _checked(url: str) -> str:
+    if not url:
+        raise UserError(
+            "redis.url is empty, and a service that is started alone needs the address of a Redis: set "
+            "HEADRACE_REDIS__URL to redis://[:password@]host:port/0 (`headrace up` starts a server for its own)."
+        )
     try:
         pool = redis.ConnectionPool.from_url(url)
         pool.connection_class(**pool.connection_kwargs)  # an option that it does not know is found out here

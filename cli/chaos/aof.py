@@ -34,7 +34,10 @@ class AppendOnlyFile:
             except OSError as error:
                 raise UserError(f"{file} cannot be read, and the log is not whole without it ({error}).") from None
             if data.startswith(b"REDIS"):
-                raise UserError(f"{file} is a snapshot: the server has rewritten its log, and its history is gone.")
+                raise UserError(
+                    f"{file} is a snapshot: the server has rewritten its log, as that of an ordinary run does, and its "
+                    "history is gone: judge a run that `headrace chaos` made, which keeps its log."
+                )
             yield from self._transactions(file, data)
 
     def _transactions(self, file: Path, data: bytes) -> Iterator[list[Command]]:

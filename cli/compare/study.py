@@ -24,6 +24,7 @@ from services.replay.rules import no_slots
 from shared.config import PATH_KEYS, Config, load, placed, read_toml
 from shared.errors import UserError
 from shared.nearest import hint
+from shared.wrong_values import wrong
 
 # what the study itself decides for each run
 OWN = ("run.name", "run.root", "run.steps", "run.seed", "eval.every", "redis.url")
@@ -113,6 +114,8 @@ def read_study(file: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Study:
     HEADRACE_* variables are not heeded: the file is all there is to a study.
     """
     tree = read_toml(file, "study", "examples/studies/quick.toml")
+    if "study" not in tree and tree.keys() & Config.model_fields.keys():
+        raise UserError(f"{file} is the configuration of a run, not a study: `headrace up {file}` takes it.")
     _refuse_unknown(file, "", tree, ("study", "common", "arm"))
     head = _validated(file, "[study]", Head, tree.get("study", {}))
     arms_there, common_there = tree.get("arm", []), tree.get("common", {})
@@ -126,7 +129,8 @@ def read_study(file: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Study:
     base = file.parent / head.base
     folder = Path(head.root) / head.name
     settings = {arm.name: _flat(arm.settings) for arm in arms}
-    configs = {arm.name: _config(file, base, arm.name, common | settings[arm.name]) for arm in arms}
+    typed = [key for key, _ in overrides]
+    configs = {arm.name: _config(file, base, arm.name, common | settings[arm.name], typed) for arm in arms}
     steps = {arm.name: arm.steps or _steps(file, head, arm.name, configs) for arm in arms}
     runs = [
         Run(
@@ -147,7 +151,8 @@ def run_name(arm: str, seed: int) -> str:
     return f"{slug[:50]}-s{seed}"
 
 
-def _config(file: Path, base: Path, arm: str, settings: Mapping[str, Any]) -> Config:
+def _config(file: Path, base: Path, arm: str, settings: Mapping[str, Any], typed: Sequence[str]) -> Config:
+    """`typed`: those of the settings that stand on the command line, and are blamed there."""
     words = [f"--{key}={_word(_beside(file, key, value))}" for key, value in settings.items()]
     for key in settings:
         if key in OWN:
@@ -157,7 +162,10 @@ def _config(file: Path, base: Path, arm: str, settings: Mapping[str, Any]) -> Co
         get_policy(config.replay.policy)
     except UserError as error:
         said = str(error).removeprefix(f"{base}: ")
-        raise UserError(f"{file}, arm '{arm}': {said}") from None
+        words = re.findall(r"[a-z_]+\.\w+", said.partition("did you mean")[0])
+        blamed = [f"--{key}" for key in typed if key in words]
+        where = f"{', '.join(blamed)} in arm '{arm}' of {file}" if blamed else f"{file}, arm '{arm}'"
+        raise UserError(f"{where}: {said}") from None
     if config.redis.url:
         raise UserError(f"{file}: a study starts a Redis for each run: leave redis.url away from {base}.")
     return config
@@ -202,9 +210,7 @@ def _validated(file: Path, where: str, kind: type[T], tree: Any) -> T:
         return kind.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        said = "is missing" if first["type"] == "missing" else first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"{file}, {where}: '{key}': {said}.") from None
+        raise UserError(f"{file}, {where}: {wrong('.'.join(map(str, first['loc'])), first)}.") from None
 
 
 def _refuse_unknown(file: Path, where: str, tree: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ def test_differences_are_taken_to_the_first_arm_and_to_the_pairs(study):
         ('"replay.tau"', '"replay.taw"', r"arm 'b \+ HD b/2': unknown key 'replay.taw'; did you mean 'replay.tau'?"),
         ("steps = 2", "step = 2", "unknown key 'step'; did you mean 'steps'?"),
         ("fresh_groups = 48", "fresh_groups = 50", r"50 = 3 x 16 \+ 2\): 48 fits every arm"),
-        ("fresh_groups = 48", "", "'fresh_groups': is missing"),
+        ("fresh_groups = 48", "", "'fresh_groups' is missing"),
         ("seeds = [3, 5]", "seeds = [3, 3]", "names a seed twice"),
         ("seeds = [3, 5]", 'seeds = "3"', "'seeds': input should be a valid list"),
         ('name = "1.5 b"', 'name = "b "', "'b' and 'b ' have one name as folders"),
@@ -107,6 +107,22 @@ def test_a_mistake_is_said_in_a_sentence(study, old, new, said):
     assert (HEAD + ARMS).count(old) == 1
     with pytest.raises(UserError, match=said):
         study((HEAD + ARMS).replace(old, new))
+
+
+def test_a_setting_of_the_command_line_is_blamed_there(study):
+    with pytest.raises(UserError, match=r"^--learner\.lrr in arm 'b' of .*: unknown key 'learner\.lrr'; did you mean"):
+        study(HEAD + ARMS, overrides=[("learner.lrr", 1), ("learner.lr", 1e-4)])
+    with pytest.raises(
+        UserError, match=r"^--learner\.mini_batch in arm 'b' of .*: learner\.batch = 16 is not a multiple"
+    ):
+        study(HEAD + ARMS, overrides=[("learner.mini_batch", 5)])
+    with pytest.raises(UserError, match=r"study\.toml, arm 'b \+ HD b/2': unknown key 'replay\.taw'"):
+        study(HEAD + ARMS.replace("replay.tau", "replay.taw"), overrides=[("replay.tau", 0.1)])
+
+
+def test_the_configuration_of_a_run_is_no_study(study):
+    with pytest.raises(UserError, match=r"is the configuration of a run, not a study: `headrace up .*` takes it"):
+        study("[run]\nsteps = 1\n")
 
 
 def test_a_study_without_arms_or_file_is_refused(study, tmp_path):

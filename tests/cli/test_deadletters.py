@@ -75,7 +75,12 @@ def test_a_run_without_letters_and_one_that_does_not_run_are_said_plainly(
     assert capsys.readouterr().out == "clean: no dead letters.\n"
     run_dir = tmp_path / "runs" / "x"
     run_dir.mkdir(parents=True)
-    (run_dir / "config.toml").write_text(build({"run": {"name": "x"}}).to_toml())
+    (run_dir / "config.toml").write_text(build({"run": {"name": "x", "root": str(run_dir.parent)}}).to_toml())
     local_redis.prepare(run_dir, 0)
     assert main(["deadletters", str(run_dir)]) == 2
-    assert f"nothing runs for {run_dir}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"nothing runs for {run_dir}" in said and f"`headrace up --resume {run_dir}` starts it" in said
+    (run_dir / "events.jsonl").write_text('{"kind": "step", "step": 99}\n{"kind": "finished", "step": 100}\n')
+    (run_dir / "checkpoints" / "step_100").mkdir(parents=True)
+    assert main(["deadletters", str(run_dir)]) == 2
+    assert f"up --resume {run_dir}` with --run.steps 200, for example, trains on" in capsys.readouterr().err

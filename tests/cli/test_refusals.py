@@ -119,9 +119,7 @@ def test_a_redis_too_small_for_the_weights_that_travel_through_it(refused: Calla
 
 
 def test_groups_of_one(refused: Callable[..., str]) -> None:
-    assert "'rollout.group_size': input should be greater than or equal to 2 (given: 1)" in refused(
-        "--rollout.group_size", "1"
-    )
+    assert "'rollout.group_size' must be 2 or more (given: 1)" in refused("--rollout.group_size", "1")
 
 
 def test_a_batch_that_is_no_multiple_of_its_mini_batches_shows_the_arithmetic(refused: Callable[..., str]) -> None:

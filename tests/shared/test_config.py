@@ -34,11 +34,17 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--lerner.lr", "1"], "unknown key 'lerner'; did you mean 'learner'?"),
         (["--learner.tau", "1"], "did you mean 'replay.tau'?"),
         (["--learner.batch", "6", "--learner.mini_batch=4"], "(6 = 1 x 4 + 2): set learner.batch to 4 or 8"),
-        (["--rollout.group_size", "1"], "greater than or equal to 2 (given: 1)"),
-        (["--learner.lr", "fast"], "'learner.lr'"),
-        (["--actor.heartbeat_s", "20"], "less than or equal to 4 (given: 20)"),
-        (["--rollout.temperature", "100"], "less than 100 (given: 100)"),
-        (["--eval.temperature", "100"], "less than 100 (given: 100)"),
+        (["--rollout.group_size", "1"], "'rollout.group_size' must be 2 or more (given: 1)"),
+        (["--learner.lr", "fast"], "'learner.lr' must be a number (given: 'fast')"),
+        (["--actor.heartbeat_s", "20"], "must be 4 or less (given: 20)"),
+        (["--rollout.temperature", "100"], "must be below 100 (given: 100)"),
+        (["--replay.tau", "-1"], "'replay.tau' must be 0 or more (given: -1)"),
+        (["--learner.lr", "0"], "'learner.lr' must be above 0 (given: 0)"),
+        (["--learner.batch", "1.5"], "'learner.batch' must be a whole number (given: 1.5)"),
+        (["--learner.packed", "maybe"], "'learner.packed' must be true or false (given: 'maybe')"),
+        (["--replay.drift", "l3"], "'replay.drift' must be 'l2' or 'l1' (given: 'l3')"),
+        (["--run.name", "a/b"], "must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter"),
+        (["--eval.temperature", "100"], "must be below 100 (given: 100)"),
         (["--rollout.top_p", "0.9"], "biased"),
         (["--rollout.top_k", "20"], "biased"),
         (["--rollout.max_tokens", "100"], "exceeds rollout.max_tokens = 100"),
@@ -79,6 +85,30 @@ def test_a_mistake_gets_one_sentence(overrides, said):
         config.load(None, overrides, {})
     text = str(error.value)
     assert said in text and "\n" not in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lr = 1", "unknown key 'lr'; did you mean 'learner.lr'?"),
+        ("topk = 1", "did you mean 'env.topk' or 'search.topk'?"),
+        ("[study]", "run.toml is a study, not the configuration of a run: `headrace compare "),
+    ],
+)
+def test_what_a_file_may_have_meant(tmp_path, text, said):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(UserError) as error:
+        config.load(file, [], {})
+    assert said in str(error.value)
+
+
+def test_a_folder_is_named_with_what_to_do(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder, not a configuration file: name a file\."):
+        config.load(tmp_path, [], {})
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(UserError, match=rf"is the folder of a run.*`headrace up --resume {tmp_path}` continues"):
+        config.load(tmp_path, [], {})
 
 
 def test_a_policy_that_stores_nothing_needs_no_room_and_replays_no_part_of_a_batch():

@@ -29,7 +29,6 @@ async def test_a_connection_says_nothing_that_is_not_needed_so_that_no_answer_is
 @pytest.mark.parametrize(
     "url",
     [
-        "",
         "http://h",
         "redis://:secret@h:abc/0",
         "redis://:secret@h:99999",
@@ -44,3 +43,8 @@ def test_what_is_no_address_is_said_in_a_sentence_without_the_password(make: Any
     with pytest.raises(UserError, match=r"is not a Redis address: write redis://\[:password@\]host:port/0") as error:
         make(url)
     assert "secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_service_without_an_address_is_told_where_to_put_one() -> None:
+    with pytest.raises(UserError, match=r"^redis\.url is empty, .*: set HEADRACE_REDIS__URL to redis://"):
+        connect("")

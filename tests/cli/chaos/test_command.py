@@ -54,9 +54,16 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
 def test_a_run_without_a_history_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    (run_dir / "config.toml").write_text('[run]\nname = "run"\n')
+    (run_dir / "config.toml").write_text(f'[run]\nname = "run"\nroot = "{tmp_path}"\n')
     assert main(["chaos", "--check", str(run_dir)]) == 2
     assert "holds no manifest of an append-only file" in capsys.readouterr().err
+    log = run_dir / "redis" / "appendonlydir"
+    log.mkdir(parents=True)
+    (log / "appendonly.aof.manifest").write_text("file appendonly.aof.1.base.rdb seq 1 type b\n")
+    (log / "appendonly.aof.1.base.rdb").write_bytes(b"REDIS0011")
+    assert main(["chaos", "--check", str(run_dir), "--json"]) == 2
+    said = capsys.readouterr().err
+    assert "is a snapshot" in said and "judge a run that `headrace chaos` made" in said
 
 
 def made(**fields: object) -> dict:
