@@ -108,6 +108,11 @@ def _print_list(chosen: list[Benchmark]) -> None:
         console.print(f"  {benchmark.name:<{width}}  {benchmark.summary}", markup=False, soft_wrap=True)
         shown_sizes = "  ".join(f"{size}={value}" for size, value in benchmark.sizes.items())
         console.print(f"  {'':<{width}}  {shown_sizes}", style="dim", markup=False, soft_wrap=True)
+    console.print(
+        "Below each name are its sizes, how much is measured and how often, with their defaults: --size SIZE=VALUE "
+        "changes one.",
+        soft_wrap=True,
+    )
 
 
 def _print_table(figures: list[Figure]) -> None:

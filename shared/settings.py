@@ -111,7 +111,7 @@ class Actor(Section):
 
     count: int = Field(default=1, ge=0)  # how many `headrace up` starts on this machine
     engine: Literal["auto", "vllm", "torch"] = "auto"  # auto: vllm where it is installed
-    groups: int = Field(default=8, ge=1)  # rolled out at once
+    groups: int = Field(default=8, ge=1)  # rolled out at once by one actor: times rollout.group_size requests in flight
     threads: int = Field(default=0, ge=0)  # CPU threads of the engine; 0: its share of the cores
     kv_cache_bytes: int = Field(default=0, ge=0)  # 0: derived from groups, group_size and max_tokens
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)  # vLLM: share of a GPU for weights and cache
@@ -128,13 +128,13 @@ class Replay(Section):
 
     policy: str = "headroom_drift"  # a module of services/replay/policies
     select: int = Field(default=0, ge=0)  # r: replayed groups of a step, at most; 0: half of learner.batch
-    tau: float = Field(default=1e-2, ge=0)  # the gate on Drift
+    tau: float = Field(default=1e-2, ge=0)  # largest Drift (how far the policy has moved on a group) that is replayed
     drift: Literal["l2", "l1"] = "l2"  # mean d^2 or mean |d|; tau is in the same measure
     headroom: Literal["sign", "advantage"] = "sign"  # of the advantage only its sign, or weighted by |A|
     adaptive_tau: float = Field(default=0.0, ge=0, le=3)  # decades around tau in which it follows the run; 0: fixed
     counterfactual: bool = False  # also measure, while fresh groups are awaited, what `naive` would have replayed
-    capacity: int = Field(default=512, ge=0)  # groups
-    unit: int = Field(default=1, ge=1)  # accepted groups are cut to a multiple of this: the micro-batch unit
+    capacity: int = Field(default=512, ge=0)  # most groups stored for replay; useful are 2 to 4 times learner.batch
+    unit: int = Field(default=1, ge=1)  # a step replays a multiple of it; learner.mini_batch: whole mini-batches
     max_lag: int = Field(default=0, ge=0)  # versions; 0: synchronous, as the paper; 1: overlapped
     scan_chunk: int = Field(default=16, ge=1)  # groups per scan request
     max_attempts: int = Field(default=3, ge=1)  # of one task, before it is counted as lost
@@ -202,7 +202,7 @@ class Learner(Section):
     threads: int = Field(default=0, ge=0)  # CPU threads; 0: its share of the cores
     cache_bytes: int = Field(default=256 * 2**20, ge=0)  # at most, of groups in memory that may be asked for again
     checkpoint_every: int = Field(default=10, ge=1)  # steps
-    keep_last: int = Field(default=2, ge=1)  # checkpoints
+    keep_last: int = Field(default=2, ge=1)  # newest checkpoints that stay on disk; older ones are deleted
     keep_every: int = Field(default=0, ge=0)  # steps; checkpoints at its multiples are kept for good
     port: int = Field(default=0, ge=0, le=65535)  # metrics; 0: any free port
 

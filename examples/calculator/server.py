@@ -67,6 +67,6 @@ def value(node: ast.expr) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8100)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=8100, help="where it listens on this machine (default 8100)")
     uvicorn.run(app, port=parser.parse_args().port, log_level="warning")

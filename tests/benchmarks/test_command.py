@@ -46,6 +46,7 @@ def test_the_list_names_every_benchmark_with_its_first_line_and_sizes(capsys: py
         assert name in printed
         assert benchmark.summary and benchmark.summary in printed
         assert benchmark.sizes, f"{name} takes no size"
+    assert printed.endswith("with their defaults: --size SIZE=VALUE changes one.\n")
 
 
 def test_an_unknown_name_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:

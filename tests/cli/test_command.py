@@ -45,7 +45,7 @@ def test_the_settings_are_a_configuration_with_comments(capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     file = _written(tmp_path, said)
     assert load(file, environ={}) == build({})
-    assert "# tau = 0.01                                # the gate on Drift" in said
+    assert "# tau = 0.01                                # largest Drift (how far" in said
     assert main(["up", str(file), "--dry-run"]) == 2
     assert "model.path is empty: name the folder of the model to train" in capsys.readouterr().err
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from services.learner.clock import PHASES
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMED = re.compile(r"(docs/[a-z-]+\.md),? \(?sections? ([0-9, and]*[0-9])")
 
@@ -33,3 +35,14 @@ def test_every_section_that_a_comment_names_has_that_number() -> None:
 def test_a_page_is_named_with_its_folder() -> None:
     loose = [f.name for f in sources() if re.search(r"(?<![/\w-])(method|design)\.md\b", f.read_text())]
     assert loose == [Path(__file__).name] * (Path(__file__).name in loose)
+
+
+def test_the_fields_of_metrics_that_are_told_of_are_written() -> None:
+    page = (REPOSITORY / "docs" / "operations.md").read_text().partition("### Fields of metrics.jsonl")[2]
+    rows = [row.split("|")[1] for row in page.partition("###")[0].splitlines() if row.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(?:learner\.)?(\w+)`", row)]
+    code = "".join(
+        p.read_text() for service in ("replay", "learner") for p in (REPOSITORY / "services" / service).rglob("*.py")
+    )
+    written = {*re.findall(r'"(\w+)":', code), *re.findall(r'\["(\w+)"\] =', code), *(f"{phase}_s" for phase in PHASES)}
+    assert len(named) > 30 and set(named) <= written, set(named) - written
