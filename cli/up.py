@@ -74,7 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -> Any:
-    """The configuration to run, with absolute paths and real ports. An env.url that the user wrote stays as it is."""
+    """The configuration to run, with absolute paths and real ports.
+
+    An env.url that the user wrote stays as it is, unless it is that of the run's own retriever, whose port it follows.
+    """
     from cli.run import plan
     from shared.config import load
     from shared.errors import UserError
@@ -89,11 +92,11 @@ def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -
                 f"{folder} holds the run '{config.run.name}', whose keys in Redis carry that name: "
                 "rename the folder back to it."
             )
-        follows = _stored_url_follows(folder / "config.toml", overrides)
+        follows = _url_follows(folder / "config.toml", overrides)
         config = plan.with_values(config, {"run.root": str(folder.resolve().parent)})
     else:
         config = load(config_file, overrides)
-        follows = "url" not in config.env.model_fields_set
+        follows = config_file is not None and _url_follows(Path(config_file), overrides)
     return addressed(config, follows)
 
 
@@ -112,14 +115,17 @@ def addressed(config: Any, follows: bool) -> Any:
     return plan.absolute_paths(config)
 
 
-def _stored_url_follows(file: Path, overrides: list[str]) -> bool:
-    """Whether env.url of a resumed run is that of its retriever: its file holds every setting, written or not."""
+def _url_follows(file: Path, overrides: list[str]) -> bool:
+    """Whether env.url is that of the run's own retriever: in the file not written, or with the file's search.port."""
     from cli.run import plan
-    from shared.config import load
+    from shared.config import read_toml
+    from shared.settings import Search
 
-    stored = load(file, environ={})
-    given = is_set(overrides, "env.url") or "HEADRACE_ENV__URL" in os.environ
-    return not given and stored.env.url == plan.search_url(stored.search.port)
+    if is_set(overrides, "env.url") or "HEADRACE_ENV__URL" in os.environ:
+        return False
+    tree = read_toml(file, "configuration file", "examples/atlas.toml")
+    own = plan.search_url(tree.get("search", {}).get("port", Search().port))
+    return tree.get("env", {}).get("url", own) == own
 
 
 def launch(config: Any, anew: bool = False) -> int:

@@ -143,7 +143,7 @@ def _last(run: Run, had_enough: bool) -> tuple[int, Path]:
 def _ready(study: Study, run: Run) -> Config:
     """The configuration to start. Held-out questions are asked after a run; in it only where the study says so."""
     config = run.config
-    follows = "url" not in config.env.model_fields_set
+    follows = "url" not in config.env.model_fields_set or config.env.url == plan.search_url(config.search.port)
     values: dict[str, object] = {"replay.port": 0, "search.port": 0, "eval.every": study.head.held_out_every}
     if not study.head.held_out_every:
         values["data.eval"] = ""

@@ -193,7 +193,21 @@ def test_the_retriever_follows_its_port(write_config: Callable[..., Path], data_
     assert not plan.serves_search(elsewhere)
 
 
-@pytest.mark.parametrize("url", ["http://retriever:8000", "http://127.0.0.1:8000"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://127.0.0.1:7000"])
+@pytest.mark.parametrize("port", ["0", "9123"])
+def test_a_url_in_the_file_follows_the_port_where_it_is_that_of_the_runs_own_retriever(
+    write_config: Callable[..., Path], data_file: Path, port: str, url: str
+) -> None:
+    file = write_config()
+    file.write_text(file.read_text().replace("[env]", f'[env]\nurl = "{url}"'))
+    config = up.resolve(
+        str(file), None, ["--env.kind", "search", f"--search.corpus={data_file}", "--search.port", port]
+    )
+    assert plan.serves_search(config) == (url == plan.search_url(8000))
+    assert config.env.url == (plan.search_url(config.search.port) if plan.serves_search(config) else url)
+
+
+@pytest.mark.parametrize("url", ["http://retriever:8000", "http://127.0.0.1:7000"])
 @pytest.mark.parametrize("port", ["0", "9123"])
 @pytest.mark.parametrize("written", ["file", "environment", "override"])
 def test_a_url_that_the_user_wrote_stays(

@@ -8,6 +8,7 @@ import pytest
 from cli.compare import runner
 from cli.compare.study import Study, read_study
 from cli.eval.suites import open_suites, questions_of
+from cli.run import plan
 from shared.errors import UserError
 from shared.evaluation.records import Job, write_questions
 
@@ -29,6 +30,25 @@ def _study(tmp_path: Path, samples: int) -> Study:
     file = tmp_path / "study.toml"
     file.write_text(STUDY.format(samples=samples, root=tmp_path / "studies"))
     return read_study(file)
+
+
+def test_the_runs_of_a_study_ask_retrievers_of_their_own(tmp_path: Path, write_config, data_file: Path):
+    write_config()
+    text = (tmp_path / "run.toml").read_text()
+    (tmp_path / "run.toml").write_text(text.replace("[env]", '[env]\nurl = "http://127.0.0.1:8000"'))
+    file = tmp_path / "study.toml"
+    corpus = f'[common]\n"env.kind" = "search"\n"search.corpus" = "{data_file}"\n[[arm]]'
+    file.write_text(STUDY.format(samples=0, root=tmp_path / "studies").replace("[[arm]]", corpus))
+    study = read_study(file)
+    assert plan.serves_search(runner._ready(study, study.runs[0]))
+
+
+def test_the_search_r1_examples_may_be_compared(tmp_path: Path):
+    base = Path(__file__).parents[2] / "examples" / "search-r1-3b.toml"
+    file = tmp_path / "study.toml"
+    text = STUDY.format(samples=0, root=tmp_path / "studies").replace("run.toml", str(base))
+    file.write_text(text.replace("fresh_groups = 32", "fresh_groups = 128"))
+    runner.check(read_study(file))
 
 
 def test_held_out_questions_are_there_before_anything_is_trained(tmp_path: Path, write_config):
