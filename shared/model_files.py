@@ -4,6 +4,7 @@ import json
 import math
 import operator
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,16 @@ def read_settings(file: Path) -> dict[str, Any]:
     return settings
 
 
+def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json says of its language model: of one that also takes images, its text part comes first."""
+    text = settings.get("text_config")
+    return {**settings, **(text if isinstance(text, dict) else {})}
+
+
 def positions_of(folder: Path) -> int | None:
     """Tokens that the model in a folder can take at once, by its config.json; None where it does not say."""
-    settings = read_settings(folder / "config.json")
-    for said in (settings, settings.get("text_config")):
-        if isinstance(said, dict) and isinstance(positions := said.get("max_position_embeddings"), int) and positions:
-            return positions
-    return None
+    positions = text_settings(read_settings(folder / "config.json")).get("max_position_embeddings")
+    return positions if isinstance(positions, int) and positions else None
 
 
 def parameters_of(folder: Path) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from shared.checkpoints import MASTER_BYTES, MOMENTS_BYTES
 from shared.config import Config
 from shared.gpus import Gpu
+from shared.model_files import text_settings
 
 GIB = 2**30
 
@@ -75,8 +76,7 @@ def activation_bytes(config: Config, model: Model) -> int:
     product (4 m; 2 m without a gate). Under adapters a frozen layer needs no inputs: 4 d + 2 k + 3 m, or 1 m.
     Recomputed are all but what goes into the layers and what one of them keeps.
     """
-    whole = model.architecture or {}
-    a = whole.get("text_config") or whole
+    a = text_settings(model.architecture or {})
     width, layers, heads = (a.get(key) or 0 for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     if not (width and layers and heads):
         return 0

@@ -18,7 +18,7 @@ from shared.config import Config
 from shared.engine_choice import engine_of, has_vllm
 from shared.errors import UserError
 from shared.gpus import Gpu, trains_in_float32, visible_gpus
-from shared.model_files import find_model, parameters_of, positions_of, read_settings
+from shared.model_files import find_model, parameters_of, positions_of, read_settings, text_settings
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import WEIGHTS_SHARE, wait_until_up
 from shared.rewards import own
@@ -270,10 +270,9 @@ class Preflight:
                 f"rollout.max_tokens = {self.config.rollout.max_tokens} exceeds the {positions} positions of the model "
                 f"in {model_dir}: set rollout.max_tokens to {positions} or less."
             )
-        settings = read_settings(model_dir / "config.json")
-        heads = (settings | settings.get("text_config", {})).get("num_attention_heads")
+        heads = text_settings(read_settings(model_dir / "config.json")).get("num_attention_heads")
         parts = self.config.actor.tensor_parallel
-        if heads and heads % parts:
+        if isinstance(heads, int) and heads % parts:
             raise UserError(
                 f"actor.tensor_parallel = {parts} does not divide the {heads} attention heads of the model in "
                 f"{model_dir}: vLLM gives each GPU as many of them."

@@ -37,3 +37,6 @@ def test_the_cache_is_of_the_text_part_of_a_model_that_has_others(
     text = json.loads((model_dir / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "text_config": text}))
     assert cache_bytes(make_config(), tmp_path, "float32") == cache_bytes(make_config(), model_dir, "float32")
+    for odd in (None, [1]):
+        (tmp_path / "config.json").write_text(json.dumps(text | {"text_config": odd}))
+        assert cache_bytes(make_config(), tmp_path, "float32") == cache_bytes(make_config(), model_dir, "float32")

@@ -53,6 +53,8 @@ def test_activations_are_what_operations_says() -> None:
         few, Model(LARGE, 2, architecture=without)
     )
     assert activation_bytes(few, Model(LARGE, 2, architecture={"text_config": QWEN_7B})) == activation_bytes(few, model)
+    odd = QWEN_7B | {"text_config": [1]}
+    assert activation_bytes(few, Model(LARGE, 2, architecture=odd)) == activation_bytes(few, model)
     assert activation_bytes(few, Model(LARGE, 2, architecture={"n_embd": 8})) == 0
 
 

@@ -62,7 +62,15 @@ def test_a_chat_template_that_refuses_a_prompt(
     assert why in refused("--env.prompt", prompt)
 
 
-@pytest.mark.parametrize("settings", ['"num_attention_heads": 14', '"text_config": {"num_attention_heads": 14}'])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '"num_attention_heads": 14',
+        '"text_config": {"num_attention_heads": 14}',
+        '"num_attention_heads": 14, "text_config": null',
+        '"num_attention_heads": 14, "text_config": [1]',
+    ],
+)
 def test_attention_heads_that_the_gpus_of_an_actor_cannot_share(
     refused: Callable[..., str], model_dir: Path, settings: str
 ) -> None:

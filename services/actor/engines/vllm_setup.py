@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from shared.adapters import ALL
 from shared.config import Config
-from shared.model_files import read_settings
+from shared.model_files import read_settings, text_settings
 
 MIB = 2**20
 CPU_BLOCK = 32  # tokens of a cache block; the CPU's default of 128 is longer than many a prompt, which then never hits
@@ -95,8 +95,7 @@ def layers_with_adapters(config: Config, directory: Path) -> list[str]:
 
 def cache_bytes(config: Config, directory: Path, dtype: str) -> int:
     """Keys and values of every row at its longest, at most a quarter of the free memory, at least of two rows."""
-    settings = read_settings(directory / "config.json")
-    model = settings | settings.get("text_config", {})  # of a model that also takes images
+    model = text_settings(read_settings(directory / "config.json"))
     heads = model.get("num_key_value_heads") or model["num_attention_heads"]
     size = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
     per_token = 2 * model["num_hidden_layers"] * heads * size * (4 if dtype == "float32" else 2)
