@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the runs and the report: 0, or 130 after Ctrl-C."""
-    from cli.compare import report, runner
+    from cli.compare import evaluation, report, runner
     from cli.compare.screen import StudyScreen
     from cli.compare.study import read_study
     from shared.config import parse_overrides
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report_only:
         if not made:
             raise UserError(f"no run of the study is made yet in {study.folder}: leave --report-only away.")
+        evaluation.refuse_other_questions(study, [r for r in study.runs if runner.is_made(study, r)])
         _say(report.write(study))
         return 0
     runner.check(study)

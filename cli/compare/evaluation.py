@@ -4,6 +4,7 @@ The environment answers at once here, whatever `env.latency` says: a delay chang
 with one seed.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from cli.eval.folder import REPORT
 from cli.eval.plan import Request
 from cli.eval.suites import open_suites, questions_of
 from shared.errors import UserError
-from shared.evaluation.records import QUESTIONS, read_questions
+from shared.evaluation.records import QUESTIONS, Question, read_questions
 from shared.messages import UNREADABLE
 
 METRICS = {"mean_at_k": "mean@{k}", "best_at_k": "best@{k}", "majority_at_k": "majority@{k}"}
@@ -34,17 +35,28 @@ def refuse_nothing_to_ask(run: Run) -> None:
         )
 
 
-def refuse_other_questions(study: Study, run: Run) -> None:
-    """Raise UserError where the run was asked other questions than the study names now."""
-    folder, config = _folder(study, run), run.config
-    if not study.head.samples or not (folder / QUESTIONS).is_file():
-        return
-    suites = open_suites([config.data.eval], bool(config.reward.function))
-    if read_questions(folder) != questions_of(suites, study.head.questions):
-        raise UserError(
-            f"the run in {config.run_dir} was asked other questions than those of data.eval = '{config.data.eval}': "
-            f"give the study another name, or remove {folder} to have them asked."
-        )
+def refuse_other_questions(study: Study, runs: Sequence[Run]) -> None:
+    """Raise UserError where one of these runs was asked other questions than the study names now.
+
+    A run that was asked all of its questions stays as it is where they cannot be read any more.
+    """
+    named: dict[tuple[str, bool], list[Question] | UserError] = {}
+    for run in runs if study.head.samples else ():
+        folder, config = _folder(study, run), run.config
+        if not (folder / QUESTIONS).is_file():
+            continue
+        source, whole_rows = config.data.eval, bool(config.reward.function)
+        if (source, whole_rows) not in named:
+            named[source, whole_rows] = _questions(source, whole_rows, study.head.questions)
+        wanted = named[source, whole_rows]
+        if isinstance(wanted, UserError):
+            if is_due(study, run):
+                raise wanted
+        elif read_questions(folder) != wanted:
+            raise UserError(
+                f"the run in {config.run_dir} was asked other questions than those of data.eval = '{source}': give the "
+                f"study another name, or remove {folder} to have them asked."
+            )
 
 
 def evaluate(study: Study, run: Run, weights: Path) -> bool:
@@ -101,6 +113,13 @@ def _report(study: Study, run: Run) -> _Report | None:
         return msgspec.json.decode((_folder(study, run) / REPORT).read_bytes(), type=_Report)
     except (FileNotFoundError, *UNREADABLE):
         return None
+
+
+def _questions(source: str, whole_rows: bool, limit: int) -> list[Question] | UserError:
+    try:
+        return questions_of(open_suites([source], whole_rows), limit)
+    except UserError as error:
+        return error
 
 
 def _folder(study: Study, run: Run) -> Path:

@@ -76,7 +76,7 @@ def check(study: Study) -> None:
             evaluation.refuse_nothing_to_ask(run)
         if trained(run) is not None:
             _refuse_other_settings(study, run)
-            evaluation.refuse_other_questions(study, run)
+    evaluation.refuse_other_questions(study, [run for run in study.runs if trained(run) is not None])
     for run in study.runs[: len(study.arms)]:
         if trained(run) is None:
             asked = _ready(study, run)

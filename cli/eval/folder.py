@@ -52,7 +52,10 @@ def claim(folder: Path, job: Job, questions: Sequence[Question], *, fresh: bool)
             "--fresh to ask everything again."
         )
     if read_questions(folder) != list(questions):
-        raise UserError(f"{folder / QUESTIONS} holds other questions than it was made with: add --fresh to begin anew.")
+        raise UserError(
+            f"{folder / QUESTIONS} holds other questions than it was made with: remove {folder} to have everything "
+            "asked again."
+        )
 
 
 @contextmanager

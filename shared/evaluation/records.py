@@ -81,7 +81,7 @@ def read_job(folder: Path) -> Job | None:
         return msgspec.json.decode(file.read_bytes(), type=Job)
     except (OSError, *UNREADABLE) as error:
         raise UserError(
-            f"{file} cannot be read ({plain(str(error))}): name another folder with --out, or add --fresh."
+            f"{file} cannot be read ({plain(str(error))}): remove {folder} to have everything asked again."
         ) from None
 
 
@@ -96,7 +96,9 @@ def read_questions(folder: Path) -> list[Question]:
     try:
         return [decoder.decode(line) for line in file.read_bytes().splitlines()]
     except (OSError, *UNREADABLE) as error:
-        raise UserError(f"{file} cannot be read ({plain(str(error))}): add --fresh to ask everything again.") from None
+        raise UserError(
+            f"{file} cannot be read ({plain(str(error))}): remove {folder} to have everything asked again."
+        ) from None
 
 
 class AnswersFile:
@@ -127,7 +129,7 @@ class AnswersFile:
             except (ValueError, *UNREADABLE) as error:
                 raise UserError(
                     f"{self._file} is damaged in line {self._lines} ({plain(str(error))}): take the line out to have "
-                    "its question asked again, or add --fresh to ask everything."
+                    f"its question asked again, or remove {self._file.parent} to have everything asked."
                 ) from None
             found.append(answered)
         return found

@@ -7,7 +7,9 @@ import pytest
 
 from cli.compare import runner
 from cli.compare.study import Study, read_study
+from cli.eval.folder import REPORT
 from cli.eval.suites import open_suites, questions_of
+from cli.main import main
 from cli.run import plan
 from shared.errors import UserError
 from shared.evaluation.records import Job, write_questions
@@ -69,7 +71,9 @@ def test_held_out_questions_that_are_too_long_are_found_before_anything_is_train
     runner.check(_study(tmp_path, 0))
 
 
-def test_a_study_does_not_go_on_with_other_held_out_questions(tmp_path: Path, write_config):
+@pytest.fixture
+def asked(tmp_path: Path, write_config) -> Study:
+    """A study whose one run is trained and was asked the questions of held.jsonl."""
     held_out = tmp_path / "held.jsonl"
     held_out.write_text(json.dumps({"question": "who is it", "answer": "a"}) + "\n")
     write_config()
@@ -77,13 +81,44 @@ def test_a_study_does_not_go_on_with_other_held_out_questions(tmp_path: Path, wr
     (tmp_path / "run.toml").write_text(text.replace("[data]", f'[data]\neval = "{held_out}"'))
     study = _study(tmp_path, 2)
     (run,) = study.runs
-    asked = run.config.run_dir / "evals" / "k2"
-    asked.mkdir(parents=True)
+    folder = run.config.run_dir / "evals" / "k2"
+    folder.mkdir(parents=True)
     (run.config.run_dir / "config.toml").write_text(runner._ready(study, run).to_toml())
-    (run.config.run_dir / runner.TRAINED).write_text("{}")
+    (run.config.run_dir / runner.TRAINED).write_text('{"seconds": 1.0}')
     job = Job(identity={}, model="m", shown_model="m", samples=2, temperature=1.0, seed=0)
-    write_questions(asked, job, questions_of(open_suites([str(held_out)]), 0))
-    runner.check(study)
-    held_out.write_text(json.dumps({"question": "who was it", "answer": "a"}) + "\n")
+    write_questions(folder, job, questions_of(open_suites([str(held_out)]), 0))
+    (folder / REPORT).write_text('{"weighted": {}, "sources": {}}')
+    return study
+
+
+def test_other_held_out_questions_are_not_mixed_into_a_study(
+    asked: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    runner.check(asked)
+    (tmp_path / "held.jsonl").write_text(json.dumps({"question": "who was it", "answer": "a"}) + "\n")
     with pytest.raises(UserError, match=r"was asked other questions than those of data\.eval"):
-        runner.check(study)
+        runner.check(asked)
+    assert main(["compare", str(tmp_path / "study.toml"), "--report-only"]) == 2
+    assert "was asked other questions than those of data.eval" in capsys.readouterr().err
+
+
+def test_a_run_that_was_asked_needs_its_held_out_questions_no_more(asked: Study, tmp_path: Path):
+    (tmp_path / "held.jsonl").unlink()
+    runner.check(asked)
+    assert runner.is_made(asked, asked.runs[0])
+    (asked.runs[0].config.run_dir / "evals" / "k2" / REPORT).unlink()
+    with pytest.raises(UserError, match=r"held\.jsonl"):
+        runner.check(asked)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"weighted": {}}'])
+def test_a_run_whose_report_cannot_be_read_is_asked_again(asked: Study, content: str):
+    (asked.runs[0].config.run_dir / "evals" / "k2" / REPORT).write_text(content)
+    assert not runner.is_made(asked, asked.runs[0])
+
+
+def test_questions_that_cannot_be_read_are_told_with_what_to_do(asked: Study):
+    folder = asked.runs[0].config.run_dir / "evals" / "k2"
+    (folder / "questions.jsonl").write_text("{")
+    with pytest.raises(UserError, match=f"cannot be read .*: remove {folder} to have everything asked again"):
+        runner.check(asked)

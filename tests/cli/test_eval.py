@@ -317,6 +317,8 @@ def test_a_folder_belongs_to_one_evaluation(ask: Callable[..., Request]):
         eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=False)
         assert read_job(plan.folder) == plan.job
         assert read_questions(plan.folder) == plan.questions
+        with pytest.raises(UserError, match=f"other questions than it was made with: remove {plan.folder} "):
+            eval_folder.claim(plan.folder, plan.job, plan.questions[:1], fresh=False)
         other = make_plan(ask(k=[2]))
         with pytest.raises(UserError, match="another samples"):
             eval_folder.claim(plan.folder, other.job, other.questions, fresh=False)
