@@ -19,13 +19,18 @@ log = logging.getLogger("headrace")
 
 PROBE_BYTES = 2**20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# what stays until a person mends it; anything else of the system's, as from a network folder, may be over next time
+_REFUSED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+)
 
 T = TypeVar("T")
 
 
 def until_written(stop: Stop, folder: Path, write: Callable[[], T], tell: Callable[[str], None]) -> T:
     """The result of `write`, made again while the disk of `folder` has no room. Raises Stopped meanwhile, and
-    UserError where the system refuses to write for another reason.
+    UserError where a person must mend the folder first; any other error as it is.
 
     tell: hears so in a sentence for people, at once and ever less often.
     """
@@ -40,7 +45,7 @@ class _ForRoom:
     def failed(self, error: Exception, what: str) -> None:
         # safetensors and torch put what the system said into errors of their own
         if not is_for_want_of_room(error, self._folder):
-            if _number_of(error) is None:
+            if _number_of(error) not in _REFUSED:
                 raise error
             raise UserError(
                 f"{self._folder} cannot be written ({error}): make it a folder that the learner may write, and resume "
