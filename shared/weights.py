@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def publish(
 
 def put_in_place(aside: Path, final: Path) -> None:
     """Give a complete folder its name. Another of that name makes way for it, and is deleted only then."""
-    old = final.with_name(f".old-{final.name}.{os.getpid()}")
+    # a name that was never used: of one that makes way a network folder may keep files for a while
+    old = final.with_name(f".old-{final.name}.{time.time_ns()}")
     if final.exists():
         final.rename(old)
     aside.rename(final)

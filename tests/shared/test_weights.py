@@ -1,5 +1,7 @@
 """Weights on disk: whole or not there, and never silently different."""
 
+import os
+
 import pytest
 
 from shared import weights
@@ -42,6 +44,15 @@ def test_publishing_again_replaces_and_deleting_removes(tmp_path):
     weights.delete(tmp_path, Version(1, 2))
     weights.delete(tmp_path, Version(1, 2))
     assert weights.published(tmp_path) == [Version(0, 9)]
+
+
+def test_a_version_is_replaced_where_what_made_way_before_is_not_gone_yet(tmp_path):
+    path, _, _ = weights.publish(tmp_path, Version(0, 1), write(b"old"))
+    left = tmp_path / f".old-{path.name}.{os.getpid()}"
+    left.mkdir()
+    (left / ".nfs01").touch()
+    _, digest, _ = weights.publish(tmp_path, Version(0, 1), write(b"new"))
+    weights.verify(path, digest)
 
 
 def test_a_version_that_is_replaced_is_deleted_when_the_new_one_is_there(tmp_path, monkeypatch):
