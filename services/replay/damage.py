@@ -33,6 +33,8 @@ def mend(state: State, tx: Transaction) -> None:
         for name in names:
             _give_up(state, tx, table, name)
         tx.event("warning", service="replay", text=_told(table, names, here[0].reason))
+    if damaged:
+        evaluation.end_those_over(state, tx)
 
 
 def _give_up(state: State, tx: Transaction, table: str, name: str) -> None:

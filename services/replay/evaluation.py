@@ -80,28 +80,32 @@ def answered(state: State, tx: Transaction, header: GroupHeader) -> None:
     outcome = Outcome(
         header.data_source, _mean(header.scored), _mean(right) or 0.0, header.version_min, header.version_max
     )
-    _file(state, tx, header.round, header.number, outcome)
+    tx.put("evals", f"{header.round}:{header.number}", outcome)
+    _end_if_over(state, tx, header.round)
 
 
 def given_up(state: State, tx: Transaction, task: Task) -> None:
     """A question that no attempt could answer: it is counted as failed, not as wrong."""
     _failed(state, tx, task.round, task.number, task.data_source)
+    _end_if_over(state, tx, task.round)
 
 
 def lost(state: State, tx: Transaction, round: int, number: int) -> None:
-    """The same of one whose task nobody can read any more, where its round is open."""
+    """The same of one whose task nobody can read any more, where its round is open; `end_those_over` comes after it."""
     if round_open(state, round) and f"{round}:{number}" not in state.evals:
         _failed(state, tx, round, number, "")
 
 
+def end_those_over(state: State, tx: Transaction) -> None:
+    """End the rounds of which nothing is asked any more."""
+    for round in state.counters.evals:
+        if round_open(state, round):
+            _end_if_over(state, tx, round)
+
+
 def _failed(state: State, tx: Transaction, round: int, number: int, source: str) -> None:
     version = state.counters.version or Version(0, round)
-    _file(state, tx, round, number, Outcome(source, None, 0.0, version, version))
-
-
-def _file(state: State, tx: Transaction, round: int, number: int, outcome: Outcome) -> None:
-    tx.put("evals", f"{round}:{number}", outcome)
-    _end_if_over(state, tx, round)
+    tx.put("evals", f"{round}:{number}", Outcome(source, None, 0.0, version, version))
 
 
 def _end_if_over(state: State, tx: Transaction, round: int) -> None:

@@ -70,7 +70,8 @@ async def test_a_question_whose_task_cannot_be_read_is_counted_as_failed_and_its
                 await asyncio.sleep(0.05)
     finally:
         await stop(first, said)
-    assert state.counters.evals_done == [0]
+    rounds = [r for _, r in events.parse(await client.xrange(keys.events)) if r["kind"] == "eval"]
+    assert state.counters.evals_done == [0] and [(r["n"], r["failed"]) for r in rounds] == [(0, 3)]
 
 
 @pytest.mark.parametrize("name", ["replay:state", "replay:epoch"])
