@@ -118,7 +118,7 @@ class Actor(Section):
     tensor_parallel: int = Field(default=1, ge=1)  # vLLM: GPUs of one actor
     enforce_eager: bool = False  # vLLM on a GPU: true compiles and captures no graphs, a faster start and a slower run
     exact: bool = False  # torch engine: one request at a time, so that no bit depends on what else is generated; slow
-    heartbeat_s: float = Field(default=2.0, gt=0, le=4)  # between two reports to Redis, which holds one for 10 s
+    heartbeat_s: float = Field(default=2.0, gt=0, le=8)  # between two reports to Redis, which holds one for 10 s
     canary_tolerance: float = Field(default=0.0, ge=0)  # nats in the mean over its tokens; 0: 1e-4 in fp32, .12 in bf16
     port: int = Field(default=0, ge=0, le=65535)  # metrics; 0: any free port
 

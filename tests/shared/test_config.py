@@ -36,7 +36,7 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--learner.batch", "6", "--learner.mini_batch=4"], "(6 = 1 x 4 + 2): set learner.batch to 4 or 8"),
         (["--rollout.group_size", "1"], "'rollout.group_size' must be 2 or more (given: 1)"),
         (["--learner.lr", "fast"], "'learner.lr' must be a number (given: 'fast')"),
-        (["--actor.heartbeat_s", "20"], "must be 4 or less (given: 20)"),
+        (["--actor.heartbeat_s", "20"], "must be 8 or less (given: 20)"),
         (["--rollout.temperature", "100"], "must be below 100 (given: 100)"),
         (["--replay.tau", "-1"], "'replay.tau' must be 0 or more (given: -1)"),
         (["--learner.lr", "0"], "'learner.lr' must be above 0 (given: 0)"),
