@@ -182,7 +182,7 @@ def _checked(url: str) -> str:
         pool = redis.ConnectionPool.from_url(url)
         pool.connection_class(**pool.connection_kwargs)  # an option that it does not know is found out here
         pool.connection_kwargs.get("host", "").encode("idna")  # and here a name that no resolver takes
-    except (ValueError, TypeError, redis.ConnectionError):
+    except (ValueError, TypeError, redis.RedisError):
         raise UserError(
             f"redis.url = '{without_password(url)}' is not a Redis address: write redis://[:password@]host:port/0, "
             "where / ? # and % of the password are %2F %3F %23 and %25."

@@ -36,6 +36,7 @@ async def test_a_connection_says_nothing_that_is_not_needed_so_that_no_answer_is
         "redis://a..b:6379/0",
         "redis://h:6379/0?foo=bar",
         "redis://:a/secret@h:6379/0",
+        "rediss://:secret@h:1/0?ssl_cert_reqs=foo",
     ],
 )
 @pytest.mark.parametrize("make", [connect, connect_async])
