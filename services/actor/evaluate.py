@@ -9,12 +9,12 @@ it is tried again, since nobody waits for it. Started again, it goes on with wha
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -32,6 +32,7 @@ from shared.cancellation import stop
 from shared.config import Config, without_password
 from shared.errors import UserError
 from shared.evaluation.records import ANSWERS_LOCK, AnswersFile, Job, Question, read_job, read_questions, weights_of
+from shared.files import hold
 from shared.gpus import VISIBLE_VARIABLE, least_used, visible_gpus
 from shared.messages import ENV_FAILED, WeightsNotice
 from shared.model_files import find_model
@@ -146,16 +147,12 @@ async def serve(config: Config, folder: Path, engine: Engine | None = None) -> N
 
 async def _alone(folder: Path) -> IO[str]:
     """Hold the answers while the returned file is open: the process of a command that was killed may still be there."""
-    file = (folder / ANSWERS_LOCK).open("a")
+    refusal = f"another process is answering the questions of {folder}: end it, or name another --out."
     for _ in range(int(LEAVES_S / LOOK_S)):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            await asyncio.sleep(LOOK_S)
-        else:
-            return file
-    file.close()
-    raise UserError(f"another process is answering the questions of {folder}: end it, or name another --out.")
+        with suppress(UserError):
+            return hold(folder / ANSWERS_LOCK, refusal)
+        await asyncio.sleep(LOOK_S)
+    return hold(folder / ANSWERS_LOCK, refusal)
 
 
 async def _serve(config: Config, job: Job, folder: Path, engine: Engine | None) -> None:
