@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, and files by which one process at a time holds a folder."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import IO
 
 from shared.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a disk has no room
 
 
 @contextmanager
@@ -18,11 +21,15 @@ def written_whole(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """
     aside = path.with_name(f"{path.name}.partial")
     aside.unlink(missing_ok=True)
-    with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:

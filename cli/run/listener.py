@@ -14,6 +14,8 @@ from cli.run.view import RunView
 from shared import events
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
+from shared.errors import UserError
+from shared.files import FULL
 from shared.streams import Keys
 
 RETRY_S = 0.5
@@ -35,7 +37,9 @@ class Listener:
             self._show(record)
 
     async def follow(self, client: redis.asyncio.Redis) -> None:
-        """For ever; a server that is away is waited for, and a disk that is full."""
+        """For ever; a server that is away is waited for, and a disk that is full. UserError where the run's folder
+        cannot be written for another reason.
+        """
         while True:
             raise_if_cancelled()
             try:
@@ -46,8 +50,13 @@ class Listener:
             try:
                 self._take(reply)
             except OSError as error:  # what was not recorded is read again
-                text = f"{self.recorder.events_path.parent} takes no more records ({error}): make room there"
-                self.view.warn(text, time.time())
+                folder = self.recorder.events_path.parent
+                if error.errno not in FULL:
+                    raise UserError(
+                        f"{folder} cannot be written ({error}): make it a folder that this command may write, and "
+                        "resume the run."
+                    ) from None
+                self.view.warn(f"{folder} takes no more records ({error}): make room there", time.time())
                 await asyncio.sleep(RETRY_S)
 
     async def drain(self, client: redis.asyncio.Redis) -> None:

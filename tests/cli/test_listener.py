@@ -1,11 +1,13 @@
 """Events are read on by who can record them."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
 import redis
 
 from cli.run.listener import Listener
@@ -14,6 +16,7 @@ from cli.run.view import RunView
 from shared import events
 from shared.cancellation import stop
 from shared.config import build
+from shared.errors import UserError
 from shared.redis_client import connect_async
 from shared.streams import Keys
 
@@ -44,3 +47,20 @@ async def test_a_full_disk_is_said_and_waited_for(
     recorder.close()
     await reader.aclose()
     assert [r["step"] for r in read_records(config.run_dir / EVENTS)] == [0, 1]
+
+
+async def test_a_folder_that_cannot_be_written_for_another_reason_ends_the_watching(
+    redis_url: str, tmp_path: Path
+) -> None:
+    config = build({"run": {"name": "gone", "root": str(tmp_path)}})
+    config.run_dir.mkdir()
+    with redis.Redis.from_url(redis_url) as client:
+        events.emit(client, Keys("gone"), "step", step=0, steps=2)
+    recorder, reader = Recorder(config.run_dir), connect_async(redis_url)
+    listener = Listener(config, RunView("gone", 2, time.time()), recorder)
+    shutil.rmtree(config.run_dir)
+    with pytest.raises(UserError, match=f"{config.run_dir} cannot be written "):
+        async with asyncio.timeout(20):
+            await listener.follow(reader)
+    recorder.close()
+    await reader.aclose()

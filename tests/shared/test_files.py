@@ -15,6 +15,7 @@ def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path) -> Non
         aside.write(b"ne")
         raise ZeroDivisionError
     assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
     write_whole(file, "new", 0o600)
     assert file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [file]
