@@ -11,14 +11,18 @@ from cli.run.recorder import EVENTS, METRICS, read_records
 from shared import checkpoints
 
 INDEX = "index"  # kept: it takes the longest to make, and is known by its content
-LOCK = ".lock"
-_GOES = ("logs", "weights", "received", "checkpoints", local_redis.FOLDER, EVENTS, METRICS, "config.toml")
+LOCK, LOGS, CONFIG, CONFIG_ASIDE = ".lock", "logs", "config.toml", "config.toml.partial"
+_GOES = (LOGS, "weights", "received", "checkpoints", local_redis.FOLDER, EVENTS, METRICS, CONFIG, CONFIG_ASIDE)
 _GOES += (artefacts.SUMMARY, artefacts.SAMPLES, artefacts.CURVES)
 
 
 def is_untrained(run_dir: Path) -> bool:
-    """Whether the folder holds a run with its own Redis and no trained step, and nothing else."""
+    """Whether the folder holds a run with its own Redis and no trained step, or a start that was cut off before it had
+    written its configuration, and nothing else.
+    """
     there = {path.name for path in run_dir.iterdir()}
+    if there <= {LOCK, LOGS, CONFIG_ASIDE, INDEX}:
+        return not any((run_dir / LOGS).glob("*"))
     a_run = local_redis.FOLDER in there and there <= {*_GOES, INDEX, LOCK}
     trained = any(record["kind"] == "step" for record in read_records(run_dir / EVENTS))
     return a_run and not trained and not checkpoints.steps(run_dir / "checkpoints")

@@ -381,6 +381,21 @@ def test_an_option_that_is_none(refused: Callable[..., str], words: list[str], s
     assert refused(*words) == said
 
 
+def test_a_start_that_was_cut_off_at_its_configuration_does_not_block_its_name(
+    write_config: WriteConfig, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "test"
+    (folder / "logs").mkdir(parents=True)
+    for name in (".lock", "config.toml.partial"):
+        (folder / name).touch()
+    assert untrained.is_untrained(folder)
+    untrained.clear(folder)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    (folder / "logs").mkdir()
+    (folder / "logs" / "mine").touch()
+    assert not untrained.is_untrained(folder)
+
+
 def test_a_run_that_was_refused_at_its_start_does_not_block_its_name(
     write_config: WriteConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
