@@ -13,6 +13,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from cli.run.plan import is_this_machine
 from services.replay import tables
 from services.replay.window.actors import Actors
 from services.replay.window.history import History
@@ -59,7 +60,8 @@ class FromReplay:
 
     def __init__(self, url: str) -> None:
         self.shown = url
-        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+        # a proxy or certificates that the user's environment names are for other machines
+        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=not is_this_machine(url))
 
     async def look(self) -> Glance:
         """Raises Unanswered."""

@@ -126,6 +126,25 @@ async def test_an_address_of_something_else_is_not_taken_for_replay(redis_url: s
     server.close()
 
 
+async def test_only_another_machine_is_asked_through_the_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proxy = await asyncio.start_server(_speak_nonsense, "127.0.0.1", 0)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    said = []
+    for url in ("http://replay.invalid:8001", "http://127.0.0.1:9"):
+        source = FromReplay(url)
+        with pytest.raises(UserError) as refused:
+            await source.look()
+        said.append(str(refused.value))
+        await source.close()
+    proxy.close()
+    assert "does not answer as a replay service does" in said[0]
+    assert "no replay service answers" in said[1]
+
+
 async def _speak_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
