@@ -32,7 +32,9 @@ def note(config: Config, gpus: int) -> str | None:
     if not _leased(config, gpus) or not actors or actors == busy:
         return None
     if actors < busy:
-        return f"{gpus - ranks - actors * each} of {gpus} GPUs stay unused: --actor.count {busy} uses them."
+        idle, more = gpus - ranks - actors * each, (busy - actors) * each
+        them = "them" if more == idle else f"{more} of them"
+        return f"{idle} of {gpus} GPUs stay unused: --actor.count {busy} uses {them}."
     return (
         f"actor.count = {actors}: {_these(gpus)}, which is enough for {busy} beside the learner (learner.ranks = "
         f"{ranks}, actor.tensor_parallel = {each}); the others wait for one that is free."

@@ -62,7 +62,7 @@ def test_gpus_that_nobody_would_take_are_told_of() -> None:
     assert "takes the first 1 of 2 GPUs" in str(note(config_of(gpus="share"), 2))
     assert note(config_of(gpus="share", parallel=2), 2) is None
     assert note(config_of(), 4) == "2 of 4 GPUs stay unused: --actor.count 3 uses them."
-    assert note(config_of(parallel=2), 6) == "3 of 6 GPUs stay unused: --actor.count 2 uses them."
+    assert note(config_of(parallel=2), 6) == "3 of 6 GPUs stay unused: --actor.count 2 uses 2 of them."
 
 
 @pytest.mark.parametrize(
