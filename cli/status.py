@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,16 @@ def newest_run(root: Path) -> Path:
     found = [p.parent for p in root.glob("*/config.toml")]
     if not found:
         raise UserError(f"there is no run under {root.absolute()}: name its folder, or start one with `headrace demo`.")
-    return max(found, key=lambda folder: max(f.lstat().st_mtime for f in folder.iterdir()))
+    return max(found, key=_touched)
+
+
+def _touched(folder: Path) -> float:
+    """When something in the folder was written last, unix seconds; a file that goes just now is passed over."""
+    times = [0.0]
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):
+            times.append(file.lstat().st_mtime)
+    return max(times)
 
 
 def read_state(client: Any, run_name: str) -> dict[str, Any]:

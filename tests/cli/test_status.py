@@ -137,6 +137,16 @@ def test_a_run_that_has_finished_is_said_to_have(tmp_path: Path, capsys: pytest.
         assert "has finished: 2 of 2 steps, EM 36.0 → 81.2 %; the summary is in" in capsys.readouterr().out
 
 
+def test_a_file_that_goes_while_runs_are_looked_at_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([folder / "config.toml.partial", *listed(folder)]))
+    assert newest_run(tmp_path) == tmp_path / "run"
+
+
 def test_the_newest_run_is_meant_when_none_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
