@@ -67,9 +67,24 @@ class Loop:
         publisher = Publisher(config, self.trainer.model, made.companions)
         own = Alone(config, self.trainer, self.reader, self.outbox, publisher)
         self._executor: Executor = own if ranks.count == 1 else WithRanks(own)
-        writing = config, stop, self.outbox, self._executor, SaveTime(self.trainer.optimiser.checkpoint_bytes)
-        self._delivery = Delivery(*writing, publisher)
-        self._saving = Saving(*writing, self.trainer.clock, made.step if made.lineage >= 0 else -1)
+        save_time = SaveTime(self.trainer.optimiser.checkpoint_bytes)
+        self._delivery = Delivery(
+            config=config,
+            stop=stop,
+            outbox=self.outbox,
+            executor=self._executor,
+            save_time=save_time,
+            publisher=publisher,
+        )
+        self._saving = Saving(
+            config=config,
+            stop=stop,
+            outbox=self.outbox,
+            executor=self._executor,
+            save_time=save_time,
+            clock=self.trainer.clock,
+            step=made.step if made.lineage >= 0 else -1,
+        )
         self._first_step = self.step
 
     @property
