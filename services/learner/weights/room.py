@@ -13,12 +13,12 @@ from services.learner import waits
 from services.learner.stop import Stop
 from services.learner.talk.patience import patiently
 from shared.errors import UserError
+from shared.files import FULL
 from shared.waiting import LongWait
 
 log = logging.getLogger("headrace")
 
 PROBE_BYTES = 2**20
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # what stays until a person mends it; anything else of the system's, as from a network folder, may be over next time
 _REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
