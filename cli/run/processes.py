@@ -92,7 +92,13 @@ class Supervisor:
 
     def pids(self) -> list[int]:
         """The live processes, without what they started in turn; the warden too."""
-        return [self._warden.pid, *(pid for r in self.running.values() if (pid := r.pid) is not None)]
+        warden = [] if self.unwatched else [self._warden.pid]
+        return [*warden, *(pid for r in self.running.values() if (pid := r.pid) is not None)]
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether nobody is left to end the processes, should this one be killed."""
+        return self._warden.gone
 
     async def stop(self) -> None:
         """End every process: SIGTERM, SIGKILL when its time is over; then those that come last, sooner."""

@@ -42,6 +42,10 @@ SLOW_START_S = 180.0
 FINISHED_EVENT_S = 2.0
 LIGHT = ("replay", "env_search")
 REDIS_NAME = "redis"
+UNWATCHED = (
+    "the process that ends all others when this command is killed was killed itself: the run goes on; end it with "
+    "Ctrl-C, since after a kill its services would stay"
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Session:
         self.recorder = Recorder(self.run_dir)
         self._watchers: list[asyncio.Task[None]] = []
         self._stop, self._light_up = asyncio.Event(), asyncio.Event()
+        self._unwatched = False
         self._events = Listener(config, self.view, self.recorder, self._on_event)
 
     async def run(self) -> Outcome:
@@ -232,6 +237,7 @@ class Session:
         """Sample the memory of all processes together; a new peak is recorded."""
         recorded = 0
         while True:
+            self._say_unwatched(supervisor)
             pids = [os.getpid(), *supervisor.pids()]
             size, kind = await asyncio.to_thread(together, pids)
             self.view.memory_bytes, self.view.memory_kind = size, kind
@@ -242,6 +248,13 @@ class Session:
                     self.recorder.note("memory", peak_bytes=self.view.peak_memory_bytes, measure=kind)
                     recorded = self.view.peak_memory_bytes
             await asyncio.sleep(MEMORY_S)
+
+    def _say_unwatched(self, supervisor: Supervisor) -> None:
+        if supervisor.unwatched and not self._unwatched:
+            self._unwatched = True
+            self.view.warn(UNWATCHED, time.time())
+            with suppress(OSError):  # the disk is full
+                self.recorder.note("warning", service="up", text=UNWATCHED)
 
     async def _show(self) -> None:
         while True:

@@ -32,6 +32,11 @@ class Warden:
         """Of the warden itself."""
         return self._process.pid
 
+    @property
+    def gone(self) -> bool:
+        """Whether it was killed: processes of a command that is killed would then be left behind."""
+        return self._process.poll() is not None
+
     def watch(self, group: int, last: bool = False) -> None:
         """End this process group if the command dies; `last`: only when the others are gone."""
         self._tell(f"{'^' if last else '+'}{group}")
@@ -53,7 +58,7 @@ class Warden:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it was killed: the run goes on without it
+        with suppress(BrokenPipeError):  # it was killed, which the session says: the run goes on without it
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
 

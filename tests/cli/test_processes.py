@@ -1,6 +1,7 @@
 """The supervisor with real programs: restarts, sentences, and no process left behind, whatever dies first."""
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -14,7 +15,12 @@ import pytest
 
 from cli.run import processes
 from cli.run.processes import Program, Supervisor
+from cli.run.progress import screen_for
+from cli.run.recorder import EVENTS, read_records
+from cli.run.session import UNWATCHED, Session
 from cli.run.warden import Warden, alive
+from shared.config import build
+from shared.cores import available
 from shared.errors import UserError
 
 STUBBORN = """
@@ -198,6 +204,23 @@ def _is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+async def test_a_warden_that_was_killed_is_said_once(tmp_path: Path) -> None:
+    config = build({"run": {"name": "unwatched", "root": str(tmp_path)}})
+    config.run_dir.mkdir()
+    session = Session(config, screen_for(io.StringIO()), available())
+    async with supervisor() as it:
+        session._say_unwatched(it)
+        assert not session.view.warning
+        os.kill(it.pids()[0], signal.SIGKILL)
+        await eventually(lambda: it.unwatched)
+        assert it.pids() == []
+        for _ in range(2):
+            session._say_unwatched(it)
+    assert session.view.warning == UNWATCHED
+    session.recorder.close()
+    assert [r["text"] for r in read_records(config.run_dir / EVENTS)] == [UNWATCHED]
 
 
 async def test_a_run_ends_as_it_should_when_its_warden_was_killed(tmp_path: Path) -> None:
