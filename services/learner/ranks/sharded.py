@@ -70,9 +70,10 @@ def load_sharded(
     with told_of(folder):
         reader = HuggingFaceStorageReader(str(folder))
         reader.read_metadata()  # what it raises further in is logged with a stack trace
-        try:
-            read_distributed(dict(model.named_parameters()), storage_reader=reader, process_group=ranks.group)
-        except CheckpointException as error:  # no Exception of Python's
+    try:
+        read_distributed(dict(model.named_parameters()), storage_reader=reader, process_group=ranks.group)
+    except CheckpointException as error:  # a rank could not read; anything else is of a rank that has gone
+        with told_of(folder):
             raise next(iter(error.failures.values()))[0] from None
     prepare(model, folder, packed=packed)
     return model
