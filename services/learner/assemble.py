@@ -27,7 +27,7 @@ from services.learner.statistics import Scores
 from services.learner.step import Trainer
 from services.learner.stop import Stop
 from services.learner.weights import checkpoint
-from services.learner.weights.model_files import read_companions
+from services.learner.weights.model_files import ids_of, read_companions
 from shared.adapters import CONFIG as ADAPTERS
 from shared.config import Config
 from shared.cores import available, thread_shares
@@ -84,7 +84,8 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
         fixed = find_model(config.model.kl_reference, "model.kl_reference")
         frozen = _load(config, fixed, dtype, device, ranks, frozen=True)
         frozen.requires_grad_(False)
-        if (has := vocabulary_of(frozen)) < (needs := vocabulary_of(model)):
+        has, rows = vocabulary_of(frozen), vocabulary_of(model)
+        if has < (needs := min(rows, ids_of(folder) or rows)):
             raise UserError(
                 f"model.kl_reference = '{config.model.kl_reference}' has a vocabulary of {has} tokens and the policy "
                 f"one of {needs}: name a model with the policy's tokenizer."
@@ -116,15 +117,17 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
 def reader(config: Config, client: Any, trainer: Trainer) -> GroupReader:
     """Of the run's groups, as this rank's part of the model takes them; ranks share the memory that is given to it.
 
-    What can be asked for again are groups that replay stores, and a step's own, which enter when it is done.
+    What can be asked for again are groups that replay stores, and a step's own, which enter when it is done. A token id
+    of padding that the policy has a row for, and the KL term's model none, could not be scored.
     """
+    models = [model for model in (trainer.model, trainer.frozen) if model is not None]
     return GroupReader(
         client,
         Keys(config.run.name),
         config.run.name,
         cache_groups=config.replay.capacity + config.learner.batch,
         cache_bytes=config.learner.cache_bytes // trainer.ranks.count,
-        vocabulary=vocabulary_of(trainer.model),
+        vocabulary=min(map(vocabulary_of, models)),
         context=context_of(trainer.model),
     )
 

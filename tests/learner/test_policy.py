@@ -3,14 +3,18 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from redis import Redis
 from safetensors.torch import load_file, save_file
 
-from services.learner.assemble import assemble
+from services.learner.assemble import assemble, reader
 from services.learner.model.policy import load_policy
 from services.learner.ranks.members import Ranks
 from services.learner.ranks.sharded import load_sharded
@@ -19,6 +23,8 @@ from services.learner.weights.model_files import read_companions
 from services.learner.weights.publish import write_model
 from shared.config import Config
 from shared.errors import UserError
+from shared.payload import encode_payload
+from shared.streams import Keys
 
 CPU, WEIGHTS = torch.device("cpu"), "model.safetensors"
 
@@ -77,15 +83,33 @@ def test_damage_is_told_in_a_sentence_that_names_the_folder(
             dist.destroy_process_group()
 
 
-def test_a_kl_reference_with_fewer_tokens_than_the_policy_is_refused(
-    tmp_path: Path, policy_dir: Path, config: Config
-) -> None:
-    small = load_policy(policy_dir, torch.float32, CPU)
-    small.resize_token_embeddings(32)
-    write_model(small, read_companions(policy_dir), tmp_path)
+def with_reference(folder: Path, config: Config, rows: int) -> Config:
+    """Its KL term is to a model that embeds so many token ids."""
+    small = load_policy(Path(config.model.path), torch.float32, CPU)
+    small.resize_token_embeddings(rows)
+    write_model(small, read_companions(Path(config.model.path)), folder)
     measured = {
         "learner": config.learner.model_copy(update={"kl": 0.1}),
-        "model": config.model.model_copy(update={"kl_reference": str(tmp_path)}),
+        "model": config.model.model_copy(update={"kl_reference": str(folder)}),
     }
-    with pytest.raises(UserError, match="has a vocabulary of 32 tokens and the policy one of 64"):
-        assemble(config.model_copy(update=measured), Stop())
+    return config.model_copy(update=measured)
+
+
+def test_a_kl_reference_with_fewer_tokens_than_the_policys_tokenizer_is_refused(tmp_path: Path, config: Config) -> None:
+    with pytest.raises(UserError, match="has a vocabulary of 32 tokens and the policy one of 61"):
+        assemble(with_reference(tmp_path, config, 32), Stop())
+
+
+def test_a_kl_reference_may_have_less_padding_than_the_policy_and_groups_with_a_token_of_it_are_refused(
+    tmp_path: Path, config: Config, make_payload: Any
+) -> None:
+    config = with_reference(tmp_path, config, 61)
+    trainer = assemble(config, Stop()).trainer
+    client, keys = Redis.from_url(config.redis.url), Keys(config.run.name)
+    for id, last in (("words", 60), ("padding", 63)):
+        payload = replace(make_payload(id, 1), run=config.run.name, prompt=np.array([4, last], np.int32))
+        payload = replace(payload, tokens=payload.tokens.clip(max=60))
+        client.set(keys.payload(id), encode_payload(payload))
+    fetched = reader(config, client, trainer).fetch(["words", "padding"], reference=False)
+    assert [group.id for group in fetched.groups] == ["words"]
+    assert "token id 63, and the model knows 61" in fetched.refused["padding"]

@@ -21,3 +21,15 @@ def read_companions(folder: Path) -> dict[str, bytes]:
     Held in memory, because a checkpoint that was resumed from is deleted later.
     """
     return {name: (folder / name).read_bytes() for name in _COMPANIONS if (folder / name).is_file()}
+
+
+def ids_of(folder: Path) -> int | None:
+    """Above the largest token id of the folder's tokenizer.json; None where there is none. A model may have more rows:
+    families pad them, each size to a number of its own.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return 1 + max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().values())
+    except Exception:  # noqa: BLE001, it raises no other type
+        return None
