@@ -11,6 +11,11 @@ from typing import IO
 from shared.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a disk has no room
+# what stays until a person mends it; anything else of the system's, as from a network folder, may be over next time
+REFUSED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from shared import events
 from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
-from shared.files import FULL
+from shared.files import FULL, REFUSED
 from shared.streams import Keys
 
 RETRY_S = 0.5
@@ -37,8 +37,8 @@ class Listener:
             self._show(record)
 
     async def follow(self, client: redis.asyncio.Redis) -> None:
-        """For ever; a server that is away is waited for, and a disk that is full. UserError where the run's folder
-        cannot be written for another reason.
+        """For ever; a server that is away is waited for, and a disk that is full or fails. UserError where the run's
+        folder cannot be written until a person mends it.
         """
         while True:
             raise_if_cancelled()
@@ -51,12 +51,13 @@ class Listener:
                 self._take(reply)
             except OSError as error:  # what was not recorded is read again
                 folder = self.recorder.events_path.parent
-                if error.errno not in FULL:
+                if error.errno in REFUSED:
                     raise UserError(
                         f"{folder} cannot be written ({error}): make it a folder that this command may write, and "
                         "resume the run."
                     ) from None
-                self.view.warn(f"{folder} takes no more records ({error}): make room there", time.time())
+                mend = "make room there" if error.errno in FULL else "see what is wrong with its disk"
+                self.view.warn(f"{folder} takes no more records ({error}): {mend}", time.time())
                 await asyncio.sleep(RETRY_S)
 
     async def drain(self, client: redis.asyncio.Redis) -> None:

@@ -1,11 +1,14 @@
 """Events are read on by who can record them."""
 
 import asyncio
+import errno
+import os
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -49,9 +52,7 @@ async def test_a_full_disk_is_said_and_waited_for(
     assert [r["step"] for r in read_records(config.run_dir / EVENTS)] == [0, 1]
 
 
-async def test_a_folder_that_cannot_be_written_for_another_reason_ends_the_watching(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_folder_that_a_person_must_mend_ends_the_watching(redis_url: str, tmp_path: Path) -> None:
     config = build({"run": {"name": "gone", "root": str(tmp_path)}})
     config.run_dir.mkdir()
     with redis.Redis.from_url(redis_url) as client:
@@ -62,5 +63,30 @@ async def test_a_folder_that_cannot_be_written_for_another_reason_ends_the_watch
     with pytest.raises(UserError, match=f"{config.run_dir} cannot be written "):
         async with asyncio.timeout(20):
             await listener.follow(reader)
+    recorder.close()
+    await reader.aclose()
+
+
+async def test_a_passing_error_of_a_network_folder_is_said_and_waited_for(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = build({"run": {"name": "stale", "root": str(tmp_path)}})
+    config.run_dir.mkdir()
+    with redis.Redis.from_url(redis_url) as client:
+        events.emit(client, Keys("stale"), "step", step=0, steps=1)
+    view, recorder = RunView("stale", 1, time.time()), Recorder(config.run_dir)
+    listener, reader = Listener(config, view, recorder), connect_async(redis_url)
+    add, failures = recorder.add, [OSError(errno.ESTALE, os.strerror(errno.ESTALE))]
+
+    def fails_once(*record: Any) -> None:
+        if failures:
+            raise failures.pop()
+        add(*record)
+
+    monkeypatch.setattr(recorder, "add", fails_once)
+    following = asyncio.ensure_future(listener.follow(reader))
+    await _until(lambda: view.step == 0)
+    assert "see what is wrong with its disk" in view.warning
+    await stop(following)
     recorder.close()
     await reader.aclose()

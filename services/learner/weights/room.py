@@ -1,6 +1,5 @@
 """Waiting for room on the disk. Weights and checkpoints are written aside and renamed, so a write may be made again."""
 
-import errno
 import logging
 import re
 import time
@@ -13,17 +12,12 @@ from services.learner import waits
 from services.learner.stop import Stop
 from services.learner.talk.patience import patiently
 from shared.errors import UserError
-from shared.files import FULL
+from shared.files import FULL, REFUSED
 from shared.waiting import LongWait
 
 log = logging.getLogger("headrace")
 
 PROBE_BYTES = 2**20
-# what stays until a person mends it; anything else of the system's, as from a network folder, may be over next time
-_REFUSED = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
-)
 
 T = TypeVar("T")
 
@@ -45,7 +39,7 @@ class _ForRoom:
     def failed(self, error: Exception, what: str) -> None:
         # safetensors and torch put what the system said into errors of their own
         if not is_for_want_of_room(error, self._folder):
-            if _number_of(error) not in _REFUSED:
+            if _number_of(error) not in REFUSED:
                 raise error
             raise UserError(
                 f"{self._folder} cannot be written ({error}): make it a folder that the learner may write, and resume "
