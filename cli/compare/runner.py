@@ -79,9 +79,7 @@ def check(study: Study) -> None:
     evaluation.refuse_other_questions(study, [run for run in study.runs if trained(run) is not None])
     for run in study.runs[: len(study.arms)]:
         if trained(run) is None:
-            asked = _ready(study, run)
-            if study.head.samples:  # a preflight reads the held-out questions only where they are named
-                asked = asked.model_copy(update={"data": run.config.data})
+            asked = _with_questions(study, run, _ready(study, run))
             Preflight(asked, resuming=True, dry_run=True).check()  # its folder may be half-made
 
 
@@ -90,7 +88,7 @@ def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None
     _wait_for_orphans(run_dir)
     shutil.rmtree(run_dir, ignore_errors=True)
     config = _ready(study, run)
-    Preflight(config).check()
+    Preflight(_with_questions(study, run, config)).check()
     busy_before, began = place.busy_share(), time.time()
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "config.toml").write_text(config.to_toml())
@@ -148,6 +146,11 @@ def _ready(study: Study, run: Run) -> Config:
     if not study.head.held_out_every:
         values["data.eval"] = ""
     return up.addressed(plan.with_values(config, values), follows)
+
+
+def _with_questions(study: Study, run: Run, config: Config) -> Config:
+    """For a preflight, which reads the held-out questions only where they are named."""
+    return config.model_copy(update={"data": run.config.data}) if study.head.samples else config
 
 
 def _refuse_other_settings(study: Study, run: Run) -> None:

@@ -1,11 +1,13 @@
 """What is refused before the first run of a study is trained."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from cli.compare import runner
+from cli.compare.screen import StudyScreen
 from cli.compare.study import Study, read_study
 from cli.eval.folder import REPORT
 from cli.eval.suites import open_suites, questions_of
@@ -69,6 +71,18 @@ def test_held_out_questions_that_are_too_long_are_found_before_anything_is_train
     with pytest.raises(UserError, match=r"data\.eval: the prompt of example 1"):
         runner.check(_study(tmp_path, 2))
     runner.check(_study(tmp_path, 0))
+
+
+def test_nothing_is_trained_for_held_out_questions_that_are_not_there(tmp_path: Path, write_config):
+    write_config()
+    text = (tmp_path / "run.toml").read_text()
+    (tmp_path / "run.toml").write_text(text.replace("[data]", f'[data]\neval = "{tmp_path / "gone.jsonl"}"'))
+    study = _study(tmp_path, 2)
+    screen = StudyScreen(study, io.StringIO(), {})
+    with pytest.raises(UserError, match=r"gone\.jsonl"):
+        runner.make_all(study, screen)
+    screen.close()
+    assert not study.runs[0].config.run_dir.exists()
 
 
 @pytest.fixture
