@@ -131,7 +131,7 @@ def test_sigterm_hands_the_tasks_back_at_once(client, config, start_process, sta
     endless = make_config_endless(config)
     announce(client, publish(0, seed=0))
     first = start_process(endless)
-    send(client, *(make_task(i, group_size=64) for i in range(3)))
+    send(client, *(make_task(i, group_size=128) for i in range(3)))
     wait_for("running groups", lambda: True if any(b["groups_running"] == 3 for b in heartbeats(client)) else None)
     started = time.monotonic()
     first.send_signal(signal.SIGTERM)
