@@ -16,7 +16,7 @@ from benchmarks.figure import Figure, run_alone, say
 from benchmarks.passing import Actor, passing
 from shared.streams import FIELD, Entry
 
-REVERB = 888  # groups of this size per second, one writer, on two cores (dm-reverb 0.14.0)
+REVERB = 888  # groups of this size per second, one writer, once on two (slower) cores (dm-reverb 0.14.0)
 
 
 def measure(*, groups: int = 256, size: int = 144_000, in_flight: int = 16, repetitions: int = 7) -> list[Figure]:
@@ -24,7 +24,7 @@ def measure(*, groups: int = 256, size: int = 144_000, in_flight: int = 16, repe
     taken = asyncio.run(_measure(groups, size, in_flight, repetitions))
     rate = {name: [groups / s for s in seconds[1:]] for name, seconds in taken.items()}
     megabytes = size / 1e6
-    note = "{:.0f} MB/s, Reverb on such a machine {} groups/s"
+    note = "{:.0f} MB/s, Reverb once, on two slower cores, {} groups/s"
     return [
         Figure(name="store, one at a time", unit="groups/s", ours=rate["ours"], peer=rate["raw"],
                against="SET + XADD", at_least=0.9),
