@@ -10,8 +10,8 @@ On a CPU torch==2.13.0+cpu is the build to take where pip finds it. The policy a
 examples/arith.toml, with plain GRPO: b prompts, G answers, one optimiser step a step, float32, no KL, the reward one
 string comparison here (TRL) or math-verify (ours). Both use two cores: ours an actor and a learner of one thread each,
 with a step of lag; TRL one process, with one thread and with two, generating with transformers and with its continuous
-batching: each repetition is held against TRL's fastest. Its vLLM modes need CUDA. Start-up and the first steps are left
-out on both sides.
+batching. The first repetition tries all three and is held against the fastest of them, which the later ones run alone.
+Its vLLM modes need CUDA. Start-up and the first steps are left out on both sides.
 """
 
 import json

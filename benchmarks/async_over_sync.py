@@ -1,6 +1,6 @@
 """Steps per second with one step of lag over the synchronous loop, where generation and training take equally long.
 
-    python -m benchmarks.async_over_sync [--batch 64] [--slots 4] [--step_s 1.0] [--steps 20]
+    python -m benchmarks.async_over_sync [--batch 64] [--slots 4] [--step_s 1.0] [--steps 12]
 
 A real replay process and a real Redis; actors and learner wait in place of working (`benchmarks/simulated.py`). Twice
 is what overlapping two equal parts gives at best, where no group is longer than another.

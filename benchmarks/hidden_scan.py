@@ -1,6 +1,6 @@
 """What the scan adds to a step that waits for generation, and what replay in place of fresh groups saves.
 
-    python -m benchmarks.hidden_scan [--batch 32] [--slots 4] [--step_s 0.5] [--steps 20]
+    python -m benchmarks.hidden_scan [--batch 32] [--slots 4] [--step_s 0.5] [--steps 10]
 
 A real replay process and a real Redis; actors and learner wait in place of working (`benchmarks/simulated.py`), a scan
 for a third of what training the same group takes (a forward without its backward), of which 40 % pass the gate, as in
