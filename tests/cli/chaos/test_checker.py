@@ -45,23 +45,23 @@ def settings(url: str = "", **replay: object) -> Config:
     return build(tree)
 
 
-def made(folder: Path, **replay: object) -> Path:
+def made(folder: Path, fail_share: float = 0.1, **replay: object) -> Path:
     """Run replay with its peers, both crashing, on a server that keeps its history; the server's folder."""
     server = local_redis.prepare(folder, 0, keep_history=True)
     process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL)
     try:
         wait_until_up(server.url, 20)
-        asyncio.run(train(settings(server.url, **replay)))
+        asyncio.run(train(settings(server.url, **replay), fail_share))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     return server.folder
 
 
-async def train(config: Config) -> None:
+async def train(config: Config, fail_share: float) -> None:
     """Replay with its peers to the end of the run; replay and learner die in turn when so many steps are trained."""
     learner, url = PeerLearner(config.redis.url, config), config.redis.url
-    acting = [asyncio.create_task(PeerActor(url, config, seed, fail_share=0.1).run()) for seed in (1, 2)]
+    acting = [asyncio.create_task(PeerActor(url, config, seed, fail_share).run()) for seed in (1, 2)]
     serving, learning = asyncio.create_task(new_replay(config).run()), asyncio.create_task(learner.run())
     try:
         for trained in (2, 4, 7, 10, 12):
@@ -150,6 +150,17 @@ def test_the_log_holds_what_the_run_did(clean: Log) -> None:
     assert c["open"] == c["given_up"] == c["counted_twice"] == c["rejected"] == 0
 
 
+def test_tasks_that_were_given_up_and_counted_break_no_rule(tmp_path: Path) -> None:
+    log = list(facts(AppendOnlyFile(made(tmp_path, 0.3, max_attempts=1)).transactions(), "judged"))
+    verdict = check(settings(max_attempts=1), log)
+    assert verdict.broken == [] and verdict.counts["lost"] == verdict.counts["forgiven"] == 0
+    counted = [f for t in log for f in t if isinstance(f, Counted)][-1]
+    assert verdict.counts["given_up"] == counted.counters["lost"] > 0
+    few = planted(log, lambda f: Counted(counted.counters | {"lost": 1}) if f is counted else f)
+    sentence = f"replay counts 1 lost tasks, and {verdict.counts['given_up']} were given up."
+    assert check(settings(max_attempts=1), few).broken == [sentence]
+
+
 def test_a_lost_task_is_named(clean: Log) -> None:
     header = first(clean, lambda f: bool((h := message(f, GroupHeader)) and h.usable)).message
 
@@ -196,6 +207,10 @@ def test_too_many_attempts_are_named(clean: Log) -> None:
     refused(planted(clean, lambda f: edited(task, attempt=9) if f is task else f), task.message.id, "9 are allowed")
 
 
+def test_an_open_task_that_was_never_put_on_the_stream_is_named(clean: Log) -> None:
+    refused([*clean, [Put("tasks", "unsent", b"")]], "task unsent is open and was never put on the stream")
+
+
 def test_a_lost_task_that_nobody_gave_up_is_named(clean: Log) -> None:
     counted = [f for t in clean for f in t if isinstance(f, Counted)][-1]
     log = planted(clean, lambda f: Counted(counted.counters | {"lost": 1}) if f is counted else f)
@@ -210,6 +225,20 @@ def test_a_step_trained_twice_in_a_lineage_is_named(clean: Log) -> None:
     refused(log, f"step 0 was trained twice in lineage {lineage}")
     told = check(settings(), planted(clean, lambda f: [f, replace(f, id=b"1-1")] if f is trained else f))
     assert told.broken == []  # told again in the same words
+
+
+def test_a_step_trained_without_a_batch_is_named(clean: Log) -> None:
+    def unsent(fact: Fact) -> Fact | None:
+        m = message(fact, Batch)
+        return None if m and m.step == 3 else fact
+
+    refused(planted(clean, unsent), "step 3 was trained, and no batch was sent for it")
+
+
+def test_a_step_trained_again_by_a_learner_that_did_not_say_so_is_named(clean: Log) -> None:
+    trained = first(clean, lambda f: message(f, Trained) is not None)
+    again = edited(trained, version=Version(9, 1))
+    refused([*clean, [again]], "step 0 was trained again in lineage 9, behind step 13")
 
 
 def test_a_step_that_is_missing_from_the_weights_is_named(clean: Log) -> None:
@@ -248,6 +277,13 @@ def test_a_ledger_that_goes_back_is_named(clean: Log) -> None:
     refused(planted(clean, lambda f: [f, lines[0]] if f is lines[3] else f), "counts step 0 behind step 3")
 
 
+def test_a_ledger_that_differs_from_the_batch_is_named(clean: Log) -> None:
+    line = first(clean, lambda f: isinstance(f, Noted) and f.record["step"] == 3)
+    other = Noted(line.record | {"fresh": line.record["fresh"][::-1]})
+    log = planted(clean, lambda f: other if f is line else f)
+    refused(log, "the ledger's fresh groups of step 3 are not those of its batch")
+
+
 def test_groups_that_replay_counts_twice_are_named(clean: Log) -> None:
     counted = [f for t in clean for f in t if isinstance(f, Counted)][-1]
     log = planted(clean, lambda f: Counted(counted.counters | {"trained_twice": 2}) if f is counted else f)
@@ -269,6 +305,15 @@ def test_replay_that_goes_back_is_named(clean: Log) -> None:
     early = next(f for f in counts if f.counters["step"] == 1)
     last = counts[-1]
     refused(planted(clean, lambda f: [f, early] if f is last else f), "went back from step 14 to step 1")
+
+
+def test_replay_whose_version_goes_back_is_named(clean: Log) -> None:
+    counted = [f for t in clean for f in t if isinstance(f, Counted)][-1]
+    early = Counted(counted.counters | {"version": [0, 3]})
+    newest = Version(*counted.counters["version"])
+    refused(
+        planted(clean, lambda f: [f, early] if f is counted else f), f"went back from version {newest} to version 0.3"
+    )
 
 
 def test_an_actor_that_goes_back_is_named(clean: Log) -> None:
@@ -319,6 +364,14 @@ def test_a_group_that_is_passed_over_unscanned_is_named(clean: Log) -> None:
         return fact
 
     refused(planted(clean, unscanned), f"passes over {batch.replay[0]}", "unscanned")
+
+
+def test_a_batch_that_is_sent_at_the_wrong_step_is_named(clean: Log) -> None:
+    def ahead(fact: Fact) -> Fact:
+        m = message(fact, Batch)
+        return edited(fact, step=14) if m and m.step == 13 else fact
+
+    refused(planted(clean, ahead), "the batch of step 14 was sent when step 13 was the next")
 
 
 def test_a_replayed_group_of_the_same_step_is_named(clean: Log) -> None:
