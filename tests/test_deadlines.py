@@ -1,7 +1,8 @@
 """Every call in the code that can wait for somebody else has a deadline, or stands in a list with the reason why not.
 
 A Redis command is bounded by its socket, whose time limit `shared.redis_client` sets; what is looked for here is the
-rest: events, queues, futures, processes, threads, pipes, locks, HTTP clients, and Redis clients made elsewhere.
+rest: events, queues, futures, processes, threads and pools of them, groups of tasks, pipes, locks and conditions, HTTP
+clients, and Redis clients made elsewhere.
 """
 
 import ast
@@ -13,7 +14,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 COLLECTIVE = {"broadcast", "all_gather", "all_reduce", "gather", "barrier", "scatter", "recv", "new_group"}
-SEEN_THROUGH = {"wait", "join", "get", "acquire", "readline", "communicate"}  # waits, where they are called bare
+SEEN_THROUGH = {
+    "wait",
+    "join",
+    "get",
+    "acquire",
+    "readline",
+    "communicate",
+    "drain",
+}  # waits, where they are called bare
 
 UNBOUNDED: dict[tuple[str, str], str] = {
     # what is waited for is the end of the process itself, or of the run that it is there for
@@ -191,6 +200,86 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ("cli/glance.py:_groups", "await saved"): "a Redis command, under its name",
     ("cli/glance.py:_groups", "await last"): "a Redis command, under its name",
     ("cli/glance.py:_length", "await reply"): "a Redis command, under its name",
+    # an end of a group of tasks, a pool, a thread
+    ("services/actor/service.py:Actor.run", "async with asyncio.TaskGroup() as loops"): "the service's own loops",
+    ("services/replay/service.py:Replay._serve", "async with asyncio.TaskGroup() as tasks"): "the service's own loops",
+    ("services/replay/__main__.py:serve", "async with asyncio.TaskGroup() as tasks"): "the service's own loops",
+    (
+        "services/actor/evaluate.py:Evaluation.run",
+        "async with asyncio.TaskGroup() as group",
+    ): "each rollout has PATIENCE deadlines; watch_engine ends it after STUCK_S",
+    (
+        "services/actor/scoring.py:score_rollouts",
+        "loop.run_in_executor(_SCORERS, _score, r, asked, config, deadline)",
+    ): "the wait behind it has the deadline and late_s",
+    (
+        "services/env_search/batcher.py:Batcher._search_batch",
+        "loop.run_in_executor(self._thread, search_keys, self._backend, keys)",
+    ): "a search computes; each request has a deadline in app.py",
+    (
+        "services/env_search/build_process.py:build_apart",
+        "with ProcessPoolExecutor(1, mp_context=get_context('spawn'), initializer=_end_with_parent) as process",
+    ): "its only call has ended",
+    (
+        "services/actor/engines/weight_files.py:read_verified.take",
+        "with file.open('rb') as stream, ThreadPoolExecutor(1) as pool",
+    ): "the digest of a parameter in memory",
+    (
+        "services/actor/engines/weight_files.py:read_verified.take",
+        "adding.result()",
+    ): "the digest of a parameter in memory",
+    (
+        "services/learner/weights/digest_beside.py:DigestBeside.written",
+        "with ThreadPoolExecutor(1) as pool",
+    ): "the digest of a parameter in memory",
+    (
+        "services/learner/weights/model_writer.py:written",
+        "adding.result()",
+    ): "the digest of a parameter in memory",
+    (
+        "services/learner/weights/checkpoint.py:save",
+        "with ThreadPoolExecutor(1) as pool",
+    ): "as long as the disk takes",
+    ("services/learner/weights/checkpoint.py:save", "synced.result()"): "as long as the disk takes",
+    (
+        "services/learner/weights/transports/redis_chunks.py:_ahead",
+        "with ThreadPoolExecutor(AHEAD) as pool",
+    ): "chunks of a known size are read and compressed",
+    (
+        "services/learner/weights/transports/redis_chunks.py:_ahead",
+        "begun.popleft().result()",
+    ): "chunks of a known size are read and compressed",
+    (
+        "shared/transports/carrier.py:_send",
+        "with ThreadPoolExecutor(1) as pool",
+    ): "as long as the disk takes; whoever asked kills the carrier in any case",
+    ("shared/transports/carrier.py:_send", "reading.result()"): "as above",
+    ("shared/transports/carrier.py:_receive", "with ThreadPoolExecutor(1) as pool"): "as above",
+    ("shared/transports/carrier.py:_receive", "writing.result()"): "as above",
+    # a lock: what its holder waits for
+    (
+        "services/actor/engines/vllm_engine.py:VllmEngine.swap",
+        "async with self._swapping",
+    ): "only the follower swaps, and ends a swap after weights.swap_timeout_s",
+    (
+        "services/actor/follower.py:Follower._adopt",
+        "async with self._swapped",
+    ): "who holds it only notifies; who waits on it lets it go",
+    (
+        "services/actor/transports/received.py:Received._alone",
+        "while True",
+    ): "as long as another actor of the machine takes for a version; its death frees the lock, and rollouts go on",
+    (
+        "services/replay/window/history.py:History.look",
+        "async with self._lock",
+    ): "who calls it has REDIS_S or less",
+    (
+        "shared/group_store.py:GroupStore.store",
+        "async with self._writing",
+    ): "whoever is before it makes one transaction, with the socket's time limit",
+    # bytes that are there, or that go as fast as the other end takes them
+    ("cli/top.py:_keys.pressed", "os.read(descriptor, 64)"): "the loop calls it when there is something to read",
+    ("cli/chaos/proxy.py:Link._pump", "writer.drain()"): "`cut` and `close` end it",
 }
 
 # what is called in a thread ends by itself: what bounds it
@@ -245,25 +334,27 @@ GATHERED: dict[str, str] = {
 def waits_in(source: str) -> Iterator[tuple[str, str]]:
     """(function, expression) of each wait without a deadline."""
 
-    def visit(node: ast.AST, function: str, bounded: bool) -> Iterator[tuple[str, str]]:
+    def visit(node: ast.AST, function: str, bounded: bool, blocking: bool) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             function, bounded = f"{function}.{node.name}".lstrip("."), False
+            blocking = not isinstance(node, ast.AsyncFunctionDef)
         if isinstance(node, ast.With | ast.AsyncWith):
             bounded = bounded or any("asyncio.timeout(" in ast.unparse(item) for item in node.items)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.wait_for" and len(node.args) == 2:
             bounded = True
-        if not bounded and _waits(node):
+        # in an async function this is a task that has ended: one that has not raises
+        if not bounded and (_waits(node) or (blocking and _called_bare(node, {"result"}))):
             yield function, _spoken(node)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, function, bounded)
+            yield from visit(child, function, bounded, blocking)
 
-    yield from visit(ast.parse(source), "", False)
+    yield from visit(ast.parse(source), "", False, True)
 
 
 def _spoken(node: ast.AST) -> str:
     if isinstance(node, ast.For | ast.AsyncFor):
         return ast.unparse(node.iter)
-    if isinstance(node, ast.With | ast.While):
+    if isinstance(node, ast.With | ast.AsyncWith | ast.While):
         return ast.unparse(node).partition(":\n")[0]
     return ast.unparse(node)
 
@@ -278,17 +369,33 @@ def _waits(node: ast.AST) -> bool:
         return ast.unparse(node.iter) == "sys.stdin"
     if isinstance(node, ast.AsyncFor):
         return True
-    if isinstance(node, ast.With):  # a lock: whoever holds it may be waiting too
-        return any(re.search(r"lock\)?$", ast.unparse(item.context_expr), re.IGNORECASE) for item in node.items)
+    if isinstance(node, ast.With):  # a lock: whoever holds it may be waiting too; or a pool, left with its last thread
+        entered = [ast.unparse(item.context_expr) for item in node.items]
+        return any(re.search(r"lock\)?$|PoolExecutor\(", text, re.IGNORECASE) for text in entered)
+    if isinstance(node, ast.AsyncWith):
+        return any(_is_lock_or_group(item.context_expr) for item in node.items)
     if isinstance(node, ast.While):  # asks again and again, and nothing in it ends that but what it waits for
         return _polls(node)
     return isinstance(node, ast.Call) and _call_waits(node)
 
 
+def _is_lock_or_group(entered: ast.expr) -> bool:
+    """A lock or a condition is entered by its name, anything else by a call; a group waits for its tasks."""
+    return isinstance(entered, ast.Name | ast.Attribute) or ast.unparse(entered) == "asyncio.TaskGroup()"
+
+
+def _called_bare(node: ast.AST, methods: set[str]) -> bool:
+    """Whether it is a call of such a method with no argument but `block`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in methods:
+        return False
+    return not node.args and {k.arg for k in node.keywords} <= {"block"}
+
+
 def _polls(loop: ast.While) -> bool:
     text = ast.unparse(loop)
     sleeps = re.search(r"\b(time|asyncio)\.sleep\(", text)
-    return bool(sleeps) and not re.search(r"monotonic|deadline|\.due\(|while True", text)
+    for_ever = "while True" in text and "LOCK_NB" not in text  # a service's own loop, which is no wait
+    return bool(sleeps) and not for_ever and not re.search(r"monotonic|deadline|\.due\(", text)
 
 
 def _call_waits(call: ast.Call) -> bool:
@@ -300,13 +407,14 @@ def _call_waits(call: ast.Call) -> bool:
         return given.get("block") == "0"  # to Redis this is for ever
     if given.get("block") == "False":
         return False
-    bare = not call.args and set(given) <= {"block"} and "." in name
     return (
-        (bare and method in SEEN_THROUGH)
+        _called_bare(call, SEEN_THROUGH)
         or (name in ("asyncio.wait", "asyncio.gather", "asyncio.to_thread"))
         or (name.startswith("dist.") and method in COLLECTIVE)
         or (name.startswith("subprocess.") and method in ("run", "call", "check_call", "check_output"))
-        or (bare and method == "result" and "submit(" in name)
+        or (name in ("os.read", "os.wait", "os.waitpid"))
+        or method == "run_in_executor"
+        or (method == "wait_for" and len(call.args) == 1)  # of a condition
         or method in ("urlopen", "AsyncClient", "create_connection")
         or (name in ("httpx.Client", "httpx.get", "httpx.post", "socket.create_connection"))
         or (name == "select.select" and len(call.args) < 4)
@@ -360,10 +468,26 @@ def found() -> set[tuple[str, str]]:
         ("async def f():\n  await asyncio.gather(one, other)", True),
         ("with self._lock:\n  pass", True),
         ("with file.open() as f:\n  pass", False),
+        ("with ThreadPoolExecutor(1) as pool:\n  pass", True),
+        ("async def f():\n  async with self._swapped:\n    pass", True),
+        ("async def f():\n  async with asyncio.timeout(2), self._swapped:\n    pass", False),
+        ("async def f():\n  async with client.pipeline() as pipe:\n    pass", False),
+        ("async def f():\n  async with asyncio.TaskGroup() as tasks:\n    pass", True),
+        ("async def f():\n  await swapped.wait_for(there)", True),
+        ("async def f():\n  await asyncio.wait_for(swapped.wait_for(there), 2)", False),
+        ("swapped.wait_for(there, 2)", False),
+        ("async def f():\n  await loop.run_in_executor(pool, work)", True),
+        ("async def f():\n  await writer.drain()", True),
+        ("future.result()", True),
+        ("future.result(timeout=2)", False),
+        ("async def f():\n  return task.result()", False),
+        ("os.read(pipe, 64)", True),
         ("while not there():\n  time.sleep(1)", True),
         ("while not there() and time.monotonic() < end:\n  time.sleep(1)", False),
         ("fcntl.flock(f, fcntl.LOCK_EX)", True),
         ("fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)", False),
+        ("while True:\n  try_lock(fcntl.LOCK_NB)\n  time.sleep(1)", True),
+        ("while True:\n  try_lock(fcntl.LOCK_NB)\n  if time.monotonic() > end: raise Late\n  time.sleep(1)", False),
     ],
 )
 def test_a_wait_is_seen_where_there_is_one(line: str, seen: bool) -> None:
