@@ -1,4 +1,7 @@
-"""`headrace` as a process of its own, and every process that comes of it, found by a mark in their environment."""
+"""`headrace` as a process of its own, and every process that comes of it, found by a mark in their environment.
+
+Redis writes its title over its environment: it is known by where it works, a folder below the command's.
+"""
 
 import os
 import secrets
@@ -22,7 +25,7 @@ class Command:
     """`headrace WORDS...`, run in `folder`, which gets its output."""
 
     def __init__(self, folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> None:
-        self.mark = secrets.token_hex(8)
+        self.mark, self.folder = secrets.token_hex(8), folder.resolve()
         self.stdout, self.stderr = folder / f"{self.mark}.out", folder / f"{self.mark}.err"
         # what a developer has set in this shell must not reach the run
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
@@ -43,13 +46,21 @@ class Command:
         return self.stdout.read_text() + self.stderr.read_text()
 
     def processes(self) -> list[psutil.Process]:
-        """Whatever is alive of it: the command, the services, Redis, and what those started."""
+        """Whatever is alive of it: the command, the services, Redis, and what those started.
+
+        Of several commands in one folder each has every Redis below it.
+        """
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                if self._is_ours(process) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        if mark := process.environ().get(MARK):
+            return mark == self.mark
+        return self.folder in Path(process.cwd()).parents
 
     def service(self, name: str) -> psutil.Process | None:
         """The process of `services.<name>`; of several the oldest."""

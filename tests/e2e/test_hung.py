@@ -37,6 +37,7 @@ def test_a_hung_actor_is_named_and_ctrl_c_ends_a_run_whatever_hangs(start: Start
     run_dir = folder / "hung"
     command = start(*up(policy))
     command.wait_until(trained(run_dir, 2), "two steps", START_S)
+    assert redis_of(run_dir) in command.processes()
     hung = actors(command)[0]
     hung.suspend()
     name = f"-{hung.pid}-"
@@ -51,7 +52,7 @@ def test_a_hung_actor_is_named_and_ctrl_c_ends_a_run_whatever_hangs(start: Start
     time.sleep(2)
     interrupt(command)
 
-    for stopped in (lambda c: [redis_of(run_dir)], lambda c: [c.service("replay")], lambda c: c.processes()[1:]):
+    for stopped in (lambda c: [redis_of(run_dir)], lambda c: [c.service("replay")], started_by):
         command = start("up", "--resume", "hung")
         command.wait_until(trained(run_dir, steps(run_dir) + 1), "a step after resuming", START_S)
         suspend(*stopped(command))
@@ -64,6 +65,11 @@ def actors(command: Command) -> list[psutil.Process]:
     found = [p for p in command.processes() if "services.actor" in p.cmdline()]
     assert len(found) == 2
     return found
+
+
+def started_by(command: Command) -> list[psutil.Process]:
+    """All but the command itself, Redis too."""
+    return [p for p in command.processes() if p.pid != command.process.pid]
 
 
 def suspend(*processes: psutil.Process | None) -> None:
