@@ -138,38 +138,45 @@ async def test_stop_keeps_its_promise_when_every_program_is_stubborn(tmp_path: P
 
 async def test_what_comes_last_outlives_the_others(tmp_path: Path) -> None:
     order = tmp_path / "order"
-    code = f"""
+    it = Supervisor()
+    for name, last in (("redis", True), ("actor", False), ("replay", False)):
+        it.start(program(tmp_path, leaving(name, order), name, last=last))
+    logs = [tmp_path / f"{name}.log" for name in ("redis", "actor", "replay")]
+    await eventually(lambda: all(map(said, logs)))
+    await it.stop()
+    assert order.read_text().split()[-1] == "redis"
+
+
+def leaving(name: str, order: Path, after_s: float = 0.0) -> str:
+    """A program that writes its name down when it is told to leave, and goes."""
+    return f"""
 import signal, sys, time
 def leave(*_):
-    open({str(order)!r}, "a").write(sys.argv[0] + NAME + " ")
+    time.sleep({after_s})
+    with open({str(order)!r}, "a") as file:
+        file.write({name + " "!r})
     sys.exit()
 signal.signal(signal.SIGTERM, leave)
 print("up", flush=True)
 time.sleep(600)
 """
-    it = Supervisor()
-    for name, last in (("redis", True), ("actor", False), ("replay", False)):
-        it.start(program(tmp_path, f"NAME = {name!r}\n" + code, name, last=last))
-    logs = [tmp_path / f"{name}.log" for name in ("redis", "actor", "replay")]
-    await eventually(lambda: all(map(said, logs)))
-    await it.stop()
-    assert order.read_text().split()[-1].endswith("redis")
 
 
-def test_the_warden_ends_everything_when_the_command_is_killed(tmp_path: Path) -> None:
+def test_the_warden_ends_everything_when_the_command_is_killed_and_redis_last(tmp_path: Path) -> None:
     """The command is a real process here, and it is ended with SIGKILL."""
+    order = tmp_path / "order"
+    codes = {name: leaving(name, order, after_s=0.3) for name in ("one", "two")} | {"redis": leaving("redis", order)}
     code = f"""
 import asyncio, os, sys
 from pathlib import Path
 from cli.run.processes import Program, Supervisor
 async def main():
-    it = Supervisor()
-    for name in ("one", "two"):
-        child = "import time; print('up', flush=True); time.sleep(600)"
-        it.start(Program(name, [sys.executable, "-c", child], dict(os.environ), Path({str(tmp_path)!r}) / name))
-    while any(r.pid is None for r in it.running.values()):
+    it, logs = Supervisor(), []
+    for name, child in {codes!r}.items():
+        logs.append(Path({str(tmp_path)!r}) / name)
+        it.start(Program(name, [sys.executable, "-c", child], dict(os.environ), logs[-1], last=name == "redis"))
+    while not all(log.exists() and log.read_text() for log in logs):
         await asyncio.sleep(.01)
-    await asyncio.sleep(.2)
     print(*[r.pid for r in it.running.values()], flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
@@ -178,14 +185,15 @@ asyncio.run(main())
     assert command.stdout is not None
     groups = [int(word) for word in command.stdout.readline().split()]
     command.stdout.close()
-    assert len(groups) == 2
+    assert len(groups) == 3
     assert all(map(alive, groups))
     command.send_signal(signal.SIGKILL)
     command.wait()
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + 10
     while any(alive(g) and not _is_gone(g) for g in groups):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert sorted(order.read_text().split()[:2]) == ["one", "two"]
 
 
 def test_the_warden_forgets_groups_that_have_ended() -> None:
