@@ -52,8 +52,8 @@ def plain_loop(batch: int, latency_s: float, steps: int, seed: int, threads: int
     """(seconds, sampled tokens) of the steps behind the warm-up."""
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(ATLAS / "policy")
-    model = Qwen2ForCausalLM.from_pretrained(ATLAS / "policy", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(ATLAS / "policy", trust_remote_code=False)
+    model = Qwen2ForCausalLM.from_pretrained(ATLAS / "policy", dtype=torch.float32, trust_remote_code=False)
     optimiser = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     questions = [json.loads(text) for text in (ATLAS / "data" / "train.jsonl").read_text().splitlines()]
     search = slow_retriever(latency_s)

@@ -40,7 +40,7 @@ def main() -> None:
     """Train for the steps that standard input's JSON asks for."""
     asked = json.load(sys.stdin)
     torch.set_num_threads(asked["threads"])
-    tokenizer = AutoTokenizer.from_pretrained(asked["model"])
+    tokenizer = AutoTokenizer.from_pretrained(asked["model"], trust_remote_code=False)
     samples = asked["batch"] * asked["group_size"]
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(

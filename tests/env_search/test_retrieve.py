@@ -101,6 +101,24 @@ def test_a_request_over_a_limit_is_refused_with_one_sentence(body, sentence: str
     assert "\n" not in str(refused.value)
 
 
+def test_no_parameter_is_a_path_or_an_address(small_index: OpenIndex, serve):
+    client = serve(small_index)
+    described = client.get("/openapi.json").json()
+    assert set(described["paths"]) == {"/retrieve", "/health", "/metrics"}
+    for path in described["paths"].values():
+        assert not any("parameters" in operation for operation in path.values())
+    body = described["paths"]["/retrieve"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(body["properties"]) == {"queries", "query", "topk", "return_scores"}
+    plain = {"query": "weir", "return_scores": True}
+    more = {"corpus": "/etc/passwd", "index": "../..", "url": "http://127.0.0.1:1/", "path": "/etc/passwd"}
+    answer = client.post("/retrieve", json=plain | more, params=more)
+    assert answer.content == client.post("/retrieve", json=plain).content
+    for text in ("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/"):
+        assert client.post("/retrieve", json={"query": text}).json() == {"result": [[]]}, "it is searched as words"
+    for path in ("/..%2F..%2Fetc%2Fpasswd", "/retrieve/%2Fetc%2Fpasswd", "/health/..%2F.."):
+        assert client.get(path).status_code == 404, path
+
+
 def test_refusals_over_http_are_422_with_the_sentence(small_index: OpenIndex, serve):
     client = serve(small_index, LIMITS)
     for body, sentence in [

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -17,7 +17,13 @@ import psutil
 import pytest
 
 from services.env_search.backend import IndexSpec
-from services.env_search.index import build_index
+from services.env_search.index import OpenIndex, build_index
+
+FOUR_CONNECTIONS = """
+from services.env_search import __main__ as service, server
+server.CONNECTIONS = 4
+service.main(service.load_service_config())
+"""
 
 
 def environment(**search: object) -> dict[str, str]:
@@ -25,10 +31,10 @@ def environment(**search: object) -> dict[str, str]:
 
 
 @contextmanager
-def service(**search: object) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A running service on a free port and a client of it; it is ended with SIGTERM."""
+def service(*arguments: str, **search: object) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A running service on a free port and a client of it; it is ended with SIGTERM. `arguments`: of Python."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.env_search"],
+        [sys.executable, *(arguments or ("-m", "services.env_search"))],
         env=environment(port=0, **search),
         stdout=subprocess.PIPE,
         text=True,
@@ -132,3 +138,24 @@ def test_a_build_ends_with_the_service_that_wants_it(tmp_path: Path, number: sig
         process.wait(10)
     _, left = psutil.wait_procs(children, timeout=20)
     assert left == []
+
+
+@pytest.mark.slow
+def test_connections_beyond_the_limit_are_answered_with_503(corpus_file: Path, small_index: OpenIndex):
+    index = corpus_file.with_name("index")
+
+    def until(client: httpx.Client, status: int) -> None:
+        deadline = time.monotonic() + 20
+        while (seen := client.get("/health").status_code) != status:
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.02)
+
+    with service("-c", FOUR_CONNECTIONS, corpus=corpus_file, index=index) as (_, client), ExitStack() as held:
+        address = (client.base_url.host, client.base_url.port or 0)
+        for _ in range(2):
+            held.enter_context(socket.create_connection(address))
+        until(client, 200)
+        held.enter_context(socket.create_connection(address))
+        until(client, 503)
+        held.close()
+        until(client, 200)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from services.replay.http import make_app
 from services.replay.service import Replay
 from services.replay.window.answers import RequestLimit
+from services.replay.window.http import PAYLOAD_BYTES
 from shared.cancellation import stop
 from shared.config import Config
 from shared.http_server import listen, serve_http
@@ -132,6 +133,20 @@ async def test_a_payload_comes_as_it_was_stored_and_reading_it_is_not_a_use(make
         assert len(about["task"]["ground_truth"]) == 1
         for path in ("/groups/nobody", "/groups/nobody/payload", "/groups/..%2Freplay:state/payload"):
             assert (await http.get(path)).status_code == 404, path
+
+
+async def test_a_payload_that_is_too_large_for_a_page_is_not_read(make_config: Make):
+    config = await _filled(make_config, groups=1)
+    client, key = client_of(config.redis.url), Keys(config.run.name).payload("s00000000")
+    stored = await client.strlen(key)
+    assert 0 < stored < PAYLOAD_BYTES == 64 * 2**20
+    async with served(config) as (service, http):
+        await client.setrange(key, PAYLOAD_BYTES, b"x")  # the server fills what is between
+        answer = await http.get("/groups/s00000000/payload")
+        await client.delete(key)
+        assert answer.status_code == 413
+        assert answer.json()["detail"] == f"this is {PAYLOAD_BYTES + 1} bytes, the page reads up to {PAYLOAD_BYTES}."
+        assert service.metrics.registry.get_sample_value("headrace_replay_window_payload_reads_total") == 0
 
 
 async def test_a_header_lives_as_long_as_its_payload(make_config: Make):

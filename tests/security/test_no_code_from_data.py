@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
-    file for part in ("services", "shared", "cli", "examples", "deploy") for file in (ROOT / part).rglob("*.py")
+    file
+    for part in ("services", "shared", "cli", "examples", "deploy", "benchmarks")
+    for file in (ROOT / part).rglob("*.py")
 )
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 RUNS = {"eval", "exec", "compile", "__import__"}
