@@ -21,8 +21,8 @@ lists all of them. Ctrl-C ends every process (within ten seconds, unless run.sto
 
 --dry-run refuses what can run on no machine: settings that are wrong or contradict each other, and files that are here
 and do not hold what they should: model, data, passages, index. What is not on this machine may be on the one that the
-run is meant for: each such thing is noted, above and below the configuration. Ports, disk, a retriever or a Redis of
-your own are only looked for when the run starts.
+run is meant for: each such thing is noted, above and below the configuration, as is a run folder that is taken. Ports,
+disk, a retriever or a Redis of your own are only looked for when the run starts.
 """
 
 
@@ -110,7 +110,7 @@ def addressed(config: Any, follows: bool) -> Any:
     if config.search.port == 0:
         values["search.port"] = ports.free_port()
     config = plan.with_values(config, values)
-    if config.search.corpus and follows:
+    if config.search.corpus and follows and not plan.is_own_retriever(config.env.url, config.search.port):
         config = plan.with_values(config, {"env.url": plan.search_url(config.search.port)})
     return plan.absolute_paths(config)
 
@@ -124,8 +124,8 @@ def _url_follows(file: Path, overrides: list[str]) -> bool:
     if is_set(overrides, "env.url") or "HEADRACE_ENV__URL" in os.environ:
         return False
     tree = read_toml(file, "configuration file", "examples/atlas.toml")
-    own = plan.search_url(tree.get("search", {}).get("port", Search().port))
-    return tree.get("env", {}).get("url", own) == own
+    url, port = tree.get("env", {}).get("url"), tree.get("search", {}).get("port", Search().port)
+    return url is None or plan.is_own_retriever(url, port)
 
 
 def launch(config: Any, anew: bool = False) -> int:
@@ -197,7 +197,8 @@ def _print_plan(config: Any, notes: list[str]) -> None:
     print(f"# would start: {', '.join(names)}")
     print(f"# in the folder {config.run_dir}")
     print(f"# on {_threads(config)}")
-    if gpus := visible_gpus():
+    gpus = visible_gpus() or []
+    if gpus and devices.refusal(config, len(gpus)) is None:
         print(f"# GPUs, {len(gpus)} visible: {devices.placing(config, len(gpus))}")
     print(f"# a step: {_step(config)}")
     print(noted, end="")

@@ -67,9 +67,16 @@ def serves_search(config: Config) -> bool:
     return (
         config.env.kind == "search"
         and bool(config.search.corpus)
-        and is_this_machine(config.env.url)
-        and urlsplit(config.env.url).port == config.search.port
+        and is_own_retriever(config.env.url, config.search.port)
     )
+
+
+def is_own_retriever(url: str, port: int) -> bool:
+    """Whether `url` means this machine at `port`, however it is written."""
+    try:
+        return is_this_machine(url) and urlsplit(url).port == port
+    except ValueError:  # no address at all, which is said where it would be asked
+        return False
 
 
 def is_this_machine(url: str) -> bool:

@@ -102,6 +102,9 @@ def test_a_dry_run_says_who_takes_which_gpu_and_that_the_folder_is_taken(
     assert "# GPUs, 4 visible: learner 0; actors 1, 1 each\n" in said
     assert "# note: 2 of 4 GPUs stay unused: --actor.count 3 uses them.\n" in said
     assert f"# note: the run folder {folder} exists already: continue it with" in said
+    assert main(["up", str(write_config()), "--dry-run", "--learner.ranks", "6"]) == 0
+    said = capsys.readouterr().out
+    assert "# note: learner.ranks = 6 needs a GPU for each" in said and "# GPUs" not in said
 
 
 @pytest.mark.parametrize("name", ["search-r1-3b", "search-r1-7b"])
@@ -193,7 +196,9 @@ def test_the_retriever_follows_its_port(write_config: Callable[..., Path], data_
     assert not plan.serves_search(elsewhere)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://127.0.0.1:7000"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:7000"]
+)
 @pytest.mark.parametrize("port", ["0", "9123"])
 def test_a_url_in_the_file_follows_the_port_where_it_is_that_of_the_runs_own_retriever(
     write_config: Callable[..., Path], data_file: Path, port: str, url: str
@@ -203,7 +208,7 @@ def test_a_url_in_the_file_follows_the_port_where_it_is_that_of_the_runs_own_ret
     config = up.resolve(
         str(file), None, ["--env.kind", "search", f"--search.corpus={data_file}", "--search.port", port]
     )
-    assert plan.serves_search(config) == (url == plan.search_url(8000))
+    assert plan.serves_search(config) == (":8000" in url)
     assert config.env.url == (plan.search_url(config.search.port) if plan.serves_search(config) else url)
 
 
