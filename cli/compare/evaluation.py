@@ -11,11 +11,10 @@ import msgspec
 
 from cli.compare.study import Run, Study
 from cli.eval import command as evaluating
-from cli.eval.folder import REPORT
 from cli.eval.plan import Request
 from cli.eval.suites import open_suites, questions_of
 from shared.errors import UserError
-from shared.evaluation.records import QUESTIONS, Question, read_questions
+from shared.evaluation.records import QUESTIONS, REPORT, Question, read_questions
 from shared.messages import UNREADABLE
 
 METRICS = {"mean_at_k": "mean@{k}", "best_at_k": "best@{k}", "majority_at_k": "majority@{k}"}
@@ -33,6 +32,13 @@ def refuse_nothing_to_ask(run: Run) -> None:
             f"arm '{run.arm}': data.eval is empty, so nothing can be asked after a run: name a file, or set "
             "samples = 0."
         )
+
+
+def refuse_absent_questions(study: Study) -> None:
+    """Raise UserError where the questions of any run, if they are still to be asked, cannot be read here."""
+    due = [run.config for run in study.runs if is_due(study, run)]
+    for source, whole_rows in dict.fromkeys((config.data.eval, bool(config.reward.function)) for config in due):
+        open_suites([source], whole_rows)
 
 
 def refuse_other_questions(study: Study, runs: Sequence[Run]) -> None:

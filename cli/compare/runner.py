@@ -53,6 +53,7 @@ def is_made(study: Study, run: Run) -> bool:
 
 def make_all(study: Study, screen: StudyScreen) -> bool:
     """Make what is missing; False when the user stopped it. Raises UserError with what stopped a run."""
+    evaluation.refuse_absent_questions(study)
     with _lock(study.folder):
         for run in study.runs:
             if is_made(study, run):
@@ -141,7 +142,7 @@ def _last(run: Run, had_enough: bool) -> tuple[int, Path]:
 def _ready(study: Study, run: Run) -> Config:
     """The configuration to start. Held-out questions are asked after a run; in it only where the study says so."""
     config = run.config
-    follows = "url" not in config.env.model_fields_set or config.env.url == plan.search_url(config.search.port)
+    follows = "url" not in config.env.model_fields_set or plan.is_own_retriever(config.env.url, config.search.port)
     values: dict[str, object] = {"replay.port": 0, "search.port": 0, "eval.every": study.head.held_out_every}
     if not study.head.held_out_every:
         values["data.eval"] = ""

@@ -129,8 +129,8 @@ def read_study(file: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Study:
     base = file.parent / head.base
     folder = Path(head.root) / head.name
     settings = {arm.name: _flat(arm.settings) for arm in arms}
-    typed = [key for key, _ in overrides]
-    configs = {arm.name: _config(file, base, arm.name, common | settings[arm.name], typed) for arm in arms}
+    typed = {arm.name: [key for key, _ in overrides if key not in settings[arm.name]] for arm in arms}
+    configs = {arm.name: _config(file, base, arm.name, common | settings[arm.name], typed[arm.name]) for arm in arms}
     steps = {arm.name: arm.steps or _steps(file, head, arm.name, configs) for arm in arms}
     runs = [
         Run(

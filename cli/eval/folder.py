@@ -14,15 +14,17 @@ from shared.evaluation.records import (
     ANSWERS_LOCK,
     JOB,
     QUESTIONS,
+    REPORT,
     Job,
     Question,
     read_job,
     read_questions,
+    to_ask_anew,
     write_questions,
 )
 from shared.files import hold
 
-REPORT, CONFIG = "eval.json", "config.toml"
+CONFIG = "config.toml"
 LEAVES_S, LOOK_S = 30.0, 0.1  # how long a process that was left behind may take to end
 
 
@@ -53,8 +55,7 @@ def claim(folder: Path, job: Job, questions: Sequence[Question], *, fresh: bool)
         )
     if read_questions(folder) != list(questions):
         raise UserError(
-            f"{folder / QUESTIONS} holds other questions than it was made with: remove {folder} to have everything "
-            "asked again."
+            f"{folder / QUESTIONS} holds other questions than it was made with: {to_ask_anew(folder)} again."
         )
 
 

@@ -17,6 +17,7 @@ from shared.files import written_whole
 from shared.messages import LARGEST, UNREADABLE
 
 JOB, QUESTIONS, ANSWERS = "job.json", "questions.jsonl", "answers.jsonl"
+REPORT = "eval.json"  # what the answers came to
 HELD = "model"  # the weights of a run, while they are evaluated
 ANSWERS_LOCK = ".answers.lock"  # held by the process that answers
 
@@ -80,9 +81,12 @@ def read_job(folder: Path) -> Job | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Job)
     except (OSError, *UNREADABLE) as error:
-        raise UserError(
-            f"{file} cannot be read ({plain(str(error))}): remove {folder} to have everything asked again."
-        ) from None
+        raise UserError(f"{file} cannot be read ({plain(str(error))}): {to_ask_anew(folder)} again.") from None
+
+
+def to_ask_anew(folder: Path) -> str:
+    """What must go, and no more: beside them may be a retriever's index, or files of the user's."""
+    return f"remove {JOB}, {QUESTIONS}, {ANSWERS} and {REPORT} in {folder} to have everything asked"
 
 
 def weights_of(folder: Path, job: Job) -> Path:
@@ -96,9 +100,7 @@ def read_questions(folder: Path) -> list[Question]:
     try:
         return [decoder.decode(line) for line in file.read_bytes().splitlines()]
     except (OSError, *UNREADABLE) as error:
-        raise UserError(
-            f"{file} cannot be read ({plain(str(error))}): remove {folder} to have everything asked again."
-        ) from None
+        raise UserError(f"{file} cannot be read ({plain(str(error))}): {to_ask_anew(folder)} again.") from None
 
 
 class AnswersFile:
@@ -129,7 +131,7 @@ class AnswersFile:
             except (ValueError, *UNREADABLE) as error:
                 raise UserError(
                     f"{self._file} is damaged in line {self._lines} ({plain(str(error))}): take the line out to have "
-                    f"its question asked again, or remove {self._file.parent} to have everything asked."
+                    f"its question asked again, or {to_ask_anew(self._file.parent)}."
                 ) from None
             found.append(answered)
         return found

@@ -9,12 +9,11 @@ import pytest
 from cli.compare import runner
 from cli.compare.screen import StudyScreen
 from cli.compare.study import Study, read_study
-from cli.eval.folder import REPORT
 from cli.eval.suites import open_suites, questions_of
 from cli.main import main
 from cli.run import plan
 from shared.errors import UserError
-from shared.evaluation.records import Job, write_questions
+from shared.evaluation.records import REPORT, Job, write_questions
 
 STUDY = """
 [study]
@@ -36,10 +35,11 @@ def _study(tmp_path: Path, samples: int) -> Study:
     return read_study(file)
 
 
-def test_the_runs_of_a_study_ask_retrievers_of_their_own(tmp_path: Path, write_config, data_file: Path):
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.1:8000/"])
+def test_the_runs_of_a_study_ask_retrievers_of_their_own(tmp_path: Path, write_config, data_file: Path, url: str):
     write_config()
     text = (tmp_path / "run.toml").read_text()
-    (tmp_path / "run.toml").write_text(text.replace("[env]", '[env]\nurl = "http://127.0.0.1:8000"'))
+    (tmp_path / "run.toml").write_text(text.replace("[env]", f'[env]\nurl = "{url}"'))
     file = tmp_path / "study.toml"
     corpus = f'[common]\n"env.kind" = "search"\n"search.corpus" = "{data_file}"\n[[arm]]'
     file.write_text(STUDY.format(samples=0, root=tmp_path / "studies").replace("[[arm]]", corpus))
@@ -83,6 +83,22 @@ def test_nothing_is_trained_for_held_out_questions_that_are_not_there(tmp_path: 
         runner.make_all(study, screen)
     screen.close()
     assert not study.runs[0].config.run_dir.exists()
+
+
+def test_nothing_is_trained_where_the_held_out_questions_of_a_later_arm_are_not_there(tmp_path: Path, write_config):
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text(json.dumps({"question": "who is it", "answer": "a"}) + "\n")
+    write_config()
+    file = tmp_path / "study.toml"
+    later = f'[common]\n"data.eval" = "{held_out}"\n[[arm]]\nname = "b"\n[[arm]]\nname = "c"\n'
+    text = STUDY.format(samples=2, root=tmp_path / "studies").partition("[[arm]]")[0] + later
+    file.write_text(text + f'settings = {{ "data.eval" = "{tmp_path / "gone.jsonl"}" }}\n')
+    study = read_study(file)
+    screen = StudyScreen(study, io.StringIO(), {})
+    with pytest.raises(UserError, match=r"gone\.jsonl"):
+        runner.make_all(study, screen)
+    screen.close()
+    assert not study.folder.exists()
 
 
 @pytest.fixture
@@ -134,5 +150,5 @@ def test_a_run_whose_report_cannot_be_read_is_asked_again(asked: Study, content:
 def test_questions_that_cannot_be_read_are_told_with_what_to_do(asked: Study):
     folder = asked.runs[0].config.run_dir / "evals" / "k2"
     (folder / "questions.jsonl").write_text("{")
-    with pytest.raises(UserError, match=f"cannot be read .*: remove {folder} to have everything asked again"):
+    with pytest.raises(UserError, match=f"cannot be read .*: remove job.json, .* in {folder} to have everything"):
         runner.check(asked)

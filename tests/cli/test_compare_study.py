@@ -118,6 +118,8 @@ def test_a_setting_of_the_command_line_is_blamed_there(study):
         study(HEAD + ARMS, overrides=[("learner.mini_batch", 5)])
     with pytest.raises(UserError, match=r"study\.toml, arm 'b \+ HD b/2': unknown key 'replay\.taw'"):
         study(HEAD + ARMS.replace("replay.tau", "replay.taw"), overrides=[("replay.tau", 0.1)])
+    with pytest.raises(UserError, match=r"study\.toml, arm 'b \+ HD b/2': 'replay\.tau' must be"):
+        study(HEAD + ARMS.replace('"replay.tau" = 1e-3', '"replay.tau" = -1'), overrides=[("replay.tau", 0.1)])
 
 
 def test_the_configuration_of_a_run_is_no_study(study):

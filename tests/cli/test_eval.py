@@ -317,7 +317,7 @@ def test_a_folder_belongs_to_one_evaluation(ask: Callable[..., Request]):
         eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=False)
         assert read_job(plan.folder) == plan.job
         assert read_questions(plan.folder) == plan.questions
-        with pytest.raises(UserError, match=f"other questions than it was made with: remove {plan.folder} "):
+        with pytest.raises(UserError, match=r"made with: remove job\.json, questions\.jsonl, answers\.jsonl and"):
             eval_folder.claim(plan.folder, plan.job, plan.questions[:1], fresh=False)
         other = make_plan(ask(k=[2]))
         with pytest.raises(UserError, match="another samples"):
@@ -476,7 +476,9 @@ def test_a_line_that_was_not_finished_is_asked_again(tmp_path: Path):
     assert [a.number for a in AnswersFile(tmp_path).read()] == [0, 2]
     with (tmp_path / "answers.jsonl").open("ab") as raw:
         raw.write(b"{}\n")
-    with pytest.raises(UserError, match=r"is damaged in line 3 .* take the line out"):
+    with pytest.raises(
+        UserError, match=r"is damaged in line 3 .* take the line out .*, or remove job.json, questions.jsonl"
+    ):
         AnswersFile(tmp_path).read()
 
 
