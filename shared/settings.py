@@ -254,5 +254,5 @@ class Search(Section):
     query_prefix: str = "query: "  # dense: put before each query (e5)
     passage_prefix: str = "passage: "  # dense: put before each passage (e5)
     stemmer: Literal["english", "none"] = "english"  # bm25: of words
-    k1: float = Field(default=0.9, ge=0)  # bm25: term saturation
+    k1: float = Field(default=0.9, ge=0, allow_inf_nan=False)  # bm25: term saturation
     b: float = Field(default=0.4, ge=0, le=1)  # bm25: length weight

@@ -54,7 +54,7 @@ class Listener:
                 if error.errno in REFUSED:
                     raise UserError(
                         f"{folder} cannot be written ({error}): make it a folder that this command may write, and "
-                        "resume the run."
+                        "start it again."
                     ) from None
                 mend = "make room there" if error.errno in FULL else "see what is wrong with its disk"
                 self.view.warn(f"{folder} takes no more records ({error}): {mend}", time.time())

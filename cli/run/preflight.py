@@ -131,9 +131,10 @@ class Preflight:
             return
         host, port = host_and_port(c.env.url)
         if c.search.corpus and plan.is_this_machine(c.env.url):
+            leave = "" if self.resuming else "leave env.url out, or, "  # a resumed run has it in its configuration
             raise UserError(
                 f"env.url = '{c.env.url}' is not the retriever that this run starts over search.corpus, at search.port "
-                f"= {c.search.port}: leave env.url out, or, to ask the other one, set search.corpus to ''."
+                f"= {c.search.port}: {leave}to ask the other one, set search.corpus to ''."
             )
         if self.dry_run or ports.answers(host, port):
             return

@@ -1,6 +1,7 @@
 """A calculator in the retriever's place: a tool of one's own is a server that answers POST /retrieve.
 
-    python examples/calculator/server.py --port 8100          and --env.url http://127.0.0.1:8100 for the run
+    python examples/calculator/server.py --port 8100          and --env.url http://127.0.0.1:8100 for the run, with
+                                                              --search.corpus "" where it has a corpus
 
 The policy writes <search> 12 * (3 + 4) </search> and reads "Doc 1(Title: 12 * (3 + 4)) 84". docs/environments.md has
 the contract, and a prompt that says all this to a model.

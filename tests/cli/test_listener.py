@@ -60,7 +60,7 @@ async def test_a_folder_that_a_person_must_mend_ends_the_watching(redis_url: str
     recorder, reader = Recorder(config.run_dir), connect_async(redis_url)
     listener = Listener(config, RunView("gone", 2, time.time()), recorder)
     shutil.rmtree(config.run_dir)
-    with pytest.raises(UserError, match=f"{config.run_dir} cannot be written "):
+    with pytest.raises(UserError, match=f"{config.run_dir} cannot be written .*, and start it again"):
         async with asyncio.timeout(20):
             await listener.follow(reader)
     recorder.close()

@@ -12,8 +12,11 @@ from fastapi import FastAPI
 
 from cli.main import main
 from cli.run import untrained
+from cli.run.preflight import Preflight
 from services.env_search.backend import IndexSpec
 from services.env_search.index import build_index
+from shared.config import build
+from shared.errors import UserError
 
 WriteConfig = Callable[..., Path]
 
@@ -190,6 +193,12 @@ def test_a_retriever_here_that_is_not_the_runs_own(
     assert said.endswith("search.port = 9123: leave env.url out, or, to ask the other one, set search.corpus to ''.")
 
 
+def test_a_resumed_run_is_not_told_to_leave_out_what_stands_in_its_configuration(data_file: Path) -> None:
+    search, env = {"corpus": str(data_file), "port": 9123}, {"kind": "search", "url": "http://localhost:7000"}
+    with pytest.raises(UserError, match=r"at search\.port = 9123: to ask the other one, set search\.corpus to ''\.$"):
+        Preflight(build({"search": search, "env": env}), resuming=True)._retrieval()
+
+
 def test_a_retriever_on_another_machine_that_does_not_answer(refused: Callable[..., str]) -> None:
     said = refused("--env.kind", "search", "--env.url", "http://retriever.invalid:8000")
     assert said.startswith("no retriever answers at env.url = 'http://retriever.invalid:8000': start it there")
@@ -360,6 +369,7 @@ def test_a_value_is_blamed_on_the_place_it_came_from(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert refused("--learner.lr", "fast").startswith("--learner.lr: ")
+    assert refused("--search.k1", "inf").startswith("--search.k1: ")
     said = refused("--learner.mini_batch", "5")
     assert "run.toml with --learner.mini_batch: learner.batch = 16 is not a multiple" in said
     monkeypatch.setenv("HEADRACE_LEARNER__LRR", "1")
