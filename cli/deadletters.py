@@ -71,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _where_they_are(folder: str) -> str:
     """Of a run whose own Redis is down. To resume a finished one only shows its summary, unless it is to go on."""
-    from cli.run import artefacts
+    from cli.run import artefacts, plan
     from shared.config import load
 
     config = load(Path(folder) / "config.toml", environ={})
+    config = plan.with_values(config, {"run.root": str(Path(folder).resolve().parent)})  # it may have been moved
     resume = f"`headrace up --resume {folder}`"
     if not artefacts.is_complete(config):
         return f"nothing runs for {folder}, and its dead letters are in its Redis: {resume} starts it."

@@ -1,12 +1,14 @@
 """`headrace deadletters` lists what a real Redis keeps of refused entries."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from cli.deadletters import _where_they_are
 from cli.main import main
 from cli.run import local_redis
 from shared import streams
@@ -84,3 +86,5 @@ def test_a_run_without_letters_and_one_that_does_not_run_are_said_plainly(
     (run_dir / "checkpoints" / "step_100").mkdir(parents=True)
     assert main(["deadletters", str(run_dir)]) == 2
     assert f"up --resume {run_dir}` with --run.steps 200, for example, trains on" in capsys.readouterr().err
+    moved = shutil.move(run_dir, tmp_path / "elsewhere" / "x")
+    assert f"up --resume {moved}` with --run.steps 200" in _where_they_are(str(moved))
