@@ -190,6 +190,13 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ("shared/cancellation.py:to_the_end", "asyncio.wait({task})"): "the work bounds its own time",
     ("shared/rewards/equality.py:_Verdicts.get", "with self._lock"): "a dictionary's moment",
     ("shared/rewards/equality.py:_Verdicts.put", "with self._lock"): "a dictionary's moment",
+    ("shared/metrics_server.py:MetricsServer.process_request", "with self._changing"): "a dictionary's moment",
+    ("shared/metrics_server.py:MetricsServer.shutdown_request", "with self._changing"): "a dictionary's moment",
+    ("shared/gpu_lease.py:GpuLease._leave", "with self._leaving"): "its holder ends the process",
+    (
+        "shared/workers.py:Pool.worker",
+        "self._free.acquire(timeout=None if patience_s is None else max(patience_s, 0.0))",
+    ): "who has a worker gives it back after START_S and its time limit at most",
     ("shared/workers.py:Pool._give_back", "with self._lock"): "a list's moment",
     ("shared/workers.py:Pool._take", "with self._lock"): "a list's moment",
     ("shared/workers.py:Pool.stop", "with self._lock"): "a list's moment",
@@ -268,7 +275,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     (
         "services/actor/transports/received.py:Received._alone",
         "while True",
-    ): "as long as another actor of the machine takes for a version; its death frees the lock, and rollouts go on",
+    ): "as long as another actor takes for a version: one that dies frees the lock, one that is stopped keeps it",
     (
         "services/replay/window/history.py:History.look",
         "async with self._lock",
@@ -371,7 +378,7 @@ def _waits(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.With):  # a lock: whoever holds it may be waiting too; or a pool, left with its last thread
         entered = [ast.unparse(item.context_expr) for item in node.items]
-        return any(re.search(r"lock\)?$|PoolExecutor\(", text, re.IGNORECASE) for text in entered)
+        return any(re.search(r"lock\)?$|PoolExecutor\(|^self\.\w+$", text, re.IGNORECASE) for text in entered)
     if isinstance(node, ast.AsyncWith):
         return any(_is_lock_or_group(item.context_expr) for item in node.items)
     if isinstance(node, ast.While):  # asks again and again, and nothing in it ends that but what it waits for
@@ -385,10 +392,14 @@ def _is_lock_or_group(entered: ast.expr) -> bool:
 
 
 def _called_bare(node: ast.AST, methods: set[str]) -> bool:
-    """Whether it is a call of such a method with no argument but `block`."""
+    """Whether it is a call of such a method with no argument but `block`, or a time limit that may be none."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in methods:
         return False
-    return not node.args and {k.arg for k in node.keywords} <= {"block"}
+    return not node.args and all(k.arg == "block" or _is_no_limit(k) for k in node.keywords)
+
+
+def _is_no_limit(given: ast.keyword) -> bool:
+    return given.arg == "timeout" and "None" in ast.unparse(given.value)
 
 
 def _polls(loop: ast.While) -> bool:
@@ -401,7 +412,7 @@ def _polls(loop: ast.While) -> bool:
 def _call_waits(call: ast.Call) -> bool:
     name, given = ast.unparse(call.func), {k.arg: ast.unparse(k.value) for k in call.keywords}
     method = name.rpartition(".")[2]
-    if "timeout" in given or "socket_timeout" in given:
+    if ("timeout" in given or "socket_timeout" in given) and not any(map(_is_no_limit, call.keywords)):
         return False
     if method in ("xread", "xreadgroup"):
         return given.get("block") == "0"  # to Redis this is for ever
@@ -468,6 +479,10 @@ def found() -> set[tuple[str, str]]:
         ("async def f():\n  await asyncio.gather(one, other)", True),
         ("with self._lock:\n  pass", True),
         ("with file.open() as f:\n  pass", False),
+        ("with self._changing:\n  pass", True),
+        ("with self._changed():\n  pass", False),
+        ("free.acquire(timeout=None if patient else 2)", True),
+        ("subprocess.run(['ls'], timeout=None)", True),
         ("with ThreadPoolExecutor(1) as pool:\n  pass", True),
         ("async def f():\n  async with self._swapped:\n    pass", True),
         ("async def f():\n  async with asyncio.timeout(2), self._swapped:\n    pass", False),
