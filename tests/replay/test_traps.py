@@ -13,9 +13,9 @@ from services.replay import transitions
 from services.replay.policies import get_policy
 from services.replay.records import Counters
 from services.replay.state import State, Transaction
-from services.replay.tasks import train_task
+from services.replay.tasks import again_task, eval_task, train_task
 from shared.config import build
-from shared.messages import Task
+from shared.messages import AGAIN, EVAL, TRAIN, Task
 from shared.redis_client import BLOCK_MS, SOCKET_TIMEOUT_S
 from shared.streams import Inbox, Keys
 from shared.versions import Version
@@ -39,6 +39,32 @@ def test_two_tasks_with_one_prompt_are_two_groups():
         header = header_for(task, random.Random(task.number), Version(0, 0))
         transitions.group_arrived(config, state, tx, get_policy("headroom_drift"), header)
     assert len(state.fresh) == 4 and not state.tasks
+    pipe.reset()
+
+
+@pytest.mark.parametrize("kind", [TRAIN, EVAL, AGAIN])
+def test_another_attempt_at_a_task_has_another_seed(kind: str):
+    """With its own it would sample what failed once more, and fail again in the same way."""
+    config = build({"replay": {"max_attempts": 3}})
+    state, pipe = State(Counters(started=0.0, version=Version(0, 0))), redis.Redis().pipeline()  # connects to nothing
+    tx, questions, policy = Transaction(state, Keys("again"), pipe), Questions(9), get_policy("none")
+    make = {
+        TRAIN: lambda number: train_task(config, questions, number, attempt=0, min_version=0),
+        EVAL: lambda number: eval_task(config, questions, 0, number, attempt=0),
+        AGAIN: lambda number: again_task(config, questions, number, 0, group_size=8),
+    }[kind]
+    seeds = []
+    for number in range(3):
+        task = make(number)
+        tx.put("tasks", task.id, task)
+        for attempt in range(3):
+            task = state.tasks[task.id]
+            assert task.attempt == attempt
+            seeds.append(task.seed)
+            if attempt < 2:
+                header = header_for(task, random.Random(0), Version(0, 0), failed=True)
+                transitions.group_arrived(config, state, tx, policy, header)
+    assert len(set(seeds)) == 9
     pipe.reset()
 
 
