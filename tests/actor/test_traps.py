@@ -1,6 +1,7 @@
 """Ways in which generation failed elsewhere, reported in public, without a test in another file."""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.actor.engines.engine import CanaryRefused, EngineFailed, Finish, Sampling
+from services.actor.engines.torch_engine import TorchEngine
 from services.actor.engines.vllm_engine import VllmEngine
 from services.actor.heartbeat import actor_name
 from services.actor.observation import Document
@@ -21,7 +23,9 @@ from shared.config import build
 from shared.messages import CanarySequence, WeightsNotice
 from shared.metrics import watch_loop_lag
 from shared.rewards.own import Asked
+from shared.seeds import derive
 from shared.versions import Version
+from tests import tiny_model
 from tests.actor.scripted_engine import ScriptedEngine
 
 
@@ -43,6 +47,40 @@ async def test_neither_the_prompts_example_nor_the_hint_nor_a_document_is_scored
     assert sum(who == "environment" for who, _ in rollout.pieces) == 3, "two hints and an observation"
     scores = await score_rollouts([rollout], Asked(ground_truth=["b", "h", "and"]), build({}), time.monotonic() + 5)
     assert (scores[0].reward, scores[0].parts["answered"]) == (0.0, 0.0)
+
+
+async def test_a_sampled_end_is_trained_where_it_is_the_padding_token_too(tmp_path: Path, make_config: Any):
+    """Elsewhere a mask of what is not padding left the end of every answer out, and answers grew without end."""
+    model = tiny_model.write_model(tmp_path / "model", seed=0)
+    for name, key, value in (
+        ("config.json", "pad_token_id", tiny_model.END),
+        ("generation_config.json", "pad_token_id", tiny_model.END),
+        ("tokenizer_config.json", "pad_token", "<|end|>"),
+    ):
+        (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | {key: value}))
+    codec = Codec(model)
+    assert codec.tokenizer.pad_token_id == codec.tokenizer.eos_token_id == tiny_model.END
+
+    async def search(query: str, seed: int) -> list[Document]:
+        return []
+
+    engine = TorchEngine(make_config(model={"path": str(model)}))
+    await engine.start()
+    budget = Budget(max_tokens=300, max_turn_tokens=60, max_turns=3, max_observation_tokens=40)
+    rollouts = [Rollout() for _ in range(8)]
+    plays = [
+        Player(engine, codec, budget, search).play(r, [3, 20, 2, 4], 1.0, lambda turn, i=i: derive(i, turn))
+        for i, r in enumerate(rollouts)
+    ]
+    await asyncio.gather(*plays)
+    await engine.close()
+    ends = 0
+    for r in rollouts:
+        sampled = {place for start, stop in r.turns for place in range(start, stop)}
+        assert [place in sampled for place in range(len(r.ids))] == r.mask
+        assert len(r.logprobs) == len(sampled)
+        ends += sum(r.ids[stop - 1] == tiny_model.END for _, stop in r.turns)
+    assert ends > 3
 
 
 class FaultyVllm:
