@@ -273,10 +273,6 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "async with self._swapped",
     ): "who holds it only notifies; who waits on it lets it go",
     (
-        "services/actor/transports/received.py:Received._alone",
-        "while True",
-    ): "as long as another actor takes for a version: one that dies frees the lock, one that is stopped keeps it",
-    (
         "services/replay/window/history.py:History.look",
         "async with self._lock",
     ): "who calls it has REDIS_S or less",

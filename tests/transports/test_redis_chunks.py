@@ -1,6 +1,7 @@
 """Versions through Redis: the same files arrive, once, whatever is killed, full or gone in between."""
 
 import asyncio
+import fcntl
 import json
 import logging
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.actor.transports import received
 from services.actor.transports.redis_chunks import RedisReceiver, _missing
 from services.actor.wire import Wire
 from services.learner import waits
@@ -91,6 +93,22 @@ async def test_an_actor_that_is_stopped_in_the_middle_goes_on_with_what_it_has(
     assert files(received) == files(folder)
     assert before.isdisjoint(asked) and len(asked) > 3
     assert [p.name for p in receiver._root.glob(".part-*")] == []
+
+
+async def test_who_waits_for_a_stopped_actor_of_its_machine_says_so(sender, receiver, publish, tmp_path, monkeypatch):
+    monkeypatch.setattr(received, "_TELL_S", 0.0)
+    notice, folder = publish(0)
+    sender.send(notice, folder)
+    (tmp_path / "received").mkdir()
+    said = asyncio.Queue[str]()
+    monkeypatch.setattr(receiver._wire, "warn", said.put)
+    with (tmp_path / "received" / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = asyncio.create_task(receiver.fetch(notice, None))
+        async with asyncio.timeout(20):
+            text = await said.get()
+    assert "for another of this machine that receives weights" in text
+    assert (await waiting)[1]
 
 
 async def test_a_chunk_that_was_damaged_on_the_disk_is_fetched_again(sender, receiver, publish, asked):

@@ -20,9 +20,10 @@ from shared import heartbeats, weights
 from shared.errors import UserError
 from shared.messages import WeightsNotice
 from shared.versions import Version
+from shared.waiting import LongWait
 
 PART = ".part-"
-_LOOK_AGAIN_S = 0.1
+_LOOK_AGAIN_S, _TELL_S = 0.1, 30.0
 _KEPT = 2  # the version that is new, and the one that is left
 
 
@@ -57,13 +58,21 @@ class Received(ABC):
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """No other actor of this machine writes meanwhile; the lock of one that dies is free."""
+        """No other actor of this machine writes meanwhile; the lock of one that dies is free, one that is stopped is
+        told of.
+        """
         with (self._root / ".lock").open("w") as lock:
+            wait = LongWait(_TELL_S)
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
+                    if wait.due():
+                        await self._wire.warn(
+                            f"actor {self._wire.name} has waited {wait.seconds:.0f} s for another of this machine that "
+                            f"receives weights in {self._root}: is it stopped? Its end frees the others."
+                        )
                     await asyncio.sleep(_LOOK_AGAIN_S)
             yield
 
