@@ -59,7 +59,7 @@ def test_the_password_stays_out_of_the_resolved_configuration():
         (["--env.url", "127.0.0.1:8000"], "is no address of a retriever: write http://HOST:PORT"),
         (["--replay.select", "3", "--replay.unit", "2"], "groups beyond 2 could never be used"),
         (["--replay.adaptive_tau", "1", "--replay.tau", "0"], "replay.tau = 0 stays 0"),
-        (["--search.k1", "nan"], "'search.k1' must be 0 or more (given: nan)"),
+        (["--search.k1", "nan"], "'search.k1' must be a finite number (given: nan)"),
         (["--search.b", "2"], "'search.b' must be 1 or less (given: 2)"),
         (["--learner.kl", "0.1"], "model.kl_reference"),
         (["--weights.delta", "true"], "weights.delta is of weights.transport = 'redis', and it is 'folder'"),
