@@ -17,6 +17,8 @@ REFUSED = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
 )
 
+PARTIAL = ".partial"  # behind the name of a file that is being written
+
 
 @contextmanager
 def written_whole(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
@@ -24,7 +26,7 @@ def written_whole(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
     A process that is killed, or a disk that is full, leaves what was there before.
     """
-    aside = path.with_name(f"{path.name}.partial")
+    aside = path.with_name(path.name + PARTIAL)
     aside.unlink(missing_ok=True)
     try:
         with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

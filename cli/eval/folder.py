@@ -1,9 +1,8 @@
 """The folder of an evaluation: one command at a time, one job for good, and what to delete to begin anew."""
 
-import fcntl
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -11,12 +10,12 @@ from cli.eval.model import release
 from shared.errors import UserError
 from shared.evaluation.records import (
     ANSWERS,
-    ANSWERS_LOCK,
     JOB,
     QUESTIONS,
     REPORT,
     Job,
     Question,
+    hold_answers,
     read_job,
     read_questions,
     to_ask_anew,
@@ -59,22 +58,15 @@ def claim(folder: Path, job: Job, questions: Sequence[Question], *, fresh: bool)
         )
 
 
-@contextmanager
-def _nobody_answers(folder: Path) -> Iterator[None]:
-    """Wait for the process of a command that was killed: what it still answers belongs to the old job."""
-    deadline = time.monotonic() + LEAVES_S
-    with (folder / ANSWERS_LOCK).open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"another process is answering the questions of {folder}: end it, or name another --out."
-                    ) from None
-            time.sleep(LOOK_S)
-        yield
+def _nobody_answers(folder: Path) -> IO[str]:
+    """Hold the answers once the process of a command that was killed has ended: what it still answers belongs to the
+    old job.
+    """
+    for _ in range(int(LEAVES_S / LOOK_S)):
+        with suppress(UserError):
+            return hold_answers(folder)
+        time.sleep(LOOK_S)
+    return hold_answers(folder)
 
 
 def _differences(there: Job, here: Job) -> list[tuple[str, object, object]]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from cli.run import artefacts, local_redis
 from cli.run.recorder import EVENTS, METRICS, read_records
 from shared import checkpoints
+from shared.files import PARTIAL
 
 INDEX = "index"  # kept: it takes the longest to make, and is known by its content
-LOCK, LOGS, CONFIG, CONFIG_ASIDE = ".lock", "logs", "config.toml", "config.toml.partial"
+LOCK, LOGS, CONFIG = ".lock", "logs", "config.toml"
+CONFIG_ASIDE = CONFIG + PARTIAL
 _GOES = (LOGS, "weights", "received", "checkpoints", local_redis.FOLDER, EVENTS, METRICS, CONFIG, CONFIG_ASIDE)
 _GOES += (artefacts.SUMMARY, artefacts.SAMPLES, artefacts.CURVES)
 

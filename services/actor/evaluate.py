@@ -31,8 +31,7 @@ from shared import weights
 from shared.cancellation import stop
 from shared.config import Config, without_password
 from shared.errors import UserError
-from shared.evaluation.records import ANSWERS_LOCK, AnswersFile, Job, Question, read_job, read_questions, weights_of
-from shared.files import hold
+from shared.evaluation.records import AnswersFile, Job, Question, hold_answers, read_job, read_questions, weights_of
 from shared.gpus import VISIBLE_VARIABLE, least_used, visible_gpus
 from shared.messages import ENV_FAILED, WeightsNotice
 from shared.model_files import find_model
@@ -147,12 +146,11 @@ async def serve(config: Config, folder: Path, engine: Engine | None = None) -> N
 
 async def _alone(folder: Path) -> IO[str]:
     """Hold the answers while the returned file is open: the process of a command that was killed may still be there."""
-    refusal = f"another process is answering the questions of {folder}: end it, or name another --out."
     for _ in range(int(LEAVES_S / LOOK_S)):
         with suppress(UserError):
-            return hold(folder / ANSWERS_LOCK, refusal)
+            return hold_answers(folder)
         await asyncio.sleep(LOOK_S)
-    return hold(folder / ANSWERS_LOCK, refusal)
+    return hold_answers(folder)
 
 
 async def _serve(config: Config, job: Job, folder: Path, engine: Engine | None) -> None:

@@ -8,12 +8,13 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from shared.errors import UserError
 from shared.events import plain
-from shared.files import written_whole
+from shared.files import hold, written_whole
 from shared.messages import LARGEST, UNREADABLE
 
 JOB, QUESTIONS, ANSWERS = "job.json", "questions.jsonl", "answers.jsonl"
@@ -101,6 +102,12 @@ def read_questions(folder: Path) -> list[Question]:
         return [decoder.decode(line) for line in file.read_bytes().splitlines()]
     except (OSError, *UNREADABLE) as error:
         raise UserError(f"{file} cannot be read ({plain(str(error))}): {to_ask_anew(folder)} again.") from None
+
+
+def hold_answers(folder: Path) -> IO[str]:
+    """Be the process that answers while the returned file is open. UserError where another is."""
+    refusal = f"another process is answering the questions of {folder}: end it, or name another --out."
+    return hold(folder / ANSWERS_LOCK, refusal)
 
 
 class AnswersFile:
