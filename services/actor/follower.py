@@ -81,20 +81,22 @@ class Follower:
         client, stream = self.wire.client, self.wire.keys.weights
         notices: Any = await self.wire.call(lambda: client.xrevrange(stream, count=1))
         last: Any = b"0"
-        missing, tried, newest = False, 0.0, b""
+        seen: Any = None  # the entry that was taken up last
+        missing, tried = False, 0.0
         wait = LongWait()
         while True:
             raise_if_cancelled()
             if self.number < 0 and wait.due():
                 await self._tell_of_waiting(wait.seconds)
             if notices:
-                last, fields = notices[-1]
-                newest = fields.get(FIELD, b"")
-                missing, tried = not await self._adopt(newest), time.monotonic()
+                last, fields = seen = notices[-1]
+                missing, tried = not await self._adopt(fields.get(FIELD, b"")), time.monotonic()
             reply: Any = await self.wire.call(lambda last=last: client.xread({stream: last}, 64, BLOCK_MS))
-            notices = reply[0][1] if reply else []
+            # ids go back on an emptied server whose clock is behind, or within a millisecond: nothing is pushed then
+            newest: Any = reply[0][1] if reply else await self.wire.call(lambda: client.xrevrange(stream, count=1))
+            notices = [entry for entry in newest if entry != seen]
             if missing and not notices and time.monotonic() - tried >= TRY_AGAIN_S:
-                notices = [(last, {FIELD: newest})]
+                notices = [seen]
 
     async def _tell_of_waiting(self, seconds: float) -> None:
         offered = "the ones that were published are refused" if self.refusals else "is the learner running?"

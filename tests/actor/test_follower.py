@@ -120,6 +120,29 @@ async def test_a_server_that_was_emptied_gives_older_numbers_and_the_same_one_wi
     await wire.client.aclose()
 
 
+async def test_a_notice_of_an_emptied_server_whose_clock_is_behind_is_found(tmp_path, redis_url):
+    config = build({"run": {"name": "behind", "root": str(tmp_path)}, "redis": {"url": redis_url}})
+    wire = Wire(config)
+
+    async def nothing() -> None: ...
+
+    following = Follower(config, ScriptedEngine(lambda ids, sampling: ([], "eos")), wire, nothing, nothing)
+    task = asyncio.create_task(following.run())
+    async with asyncio.timeout(20):
+        for id, version in (("1000-5", Version(0, 3)), ("1000-5", Version(1, 1)), ("999-0", Version(1, 2))):
+            await wire.client.flushdb()
+            (config.weights_dir / version.directory).mkdir(parents=True)
+            notice = WeightsNotice(
+                version=version, location=version.directory, digest=str(version), size=0, published=0.0, canary=[]
+            )
+            await wire.client.xadd(wire.keys.weights, {streams.FIELD: encode(notice)}, id=id)
+            while following.engine.version != version:
+                await asyncio.sleep(0.02)
+    assert following.swaps == 3
+    await stop(task)
+    await wire.client.aclose()
+
+
 async def test_reading_slow_files_is_not_the_swap_and_a_slow_swap_names_its_limit(tmp_path, redis_url):
     config = build(
         {
