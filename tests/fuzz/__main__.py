@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> None:
     targets = [target for target in TARGETS if args.target in (None, target.name)]
     if args.coverage:
         targets = [target for target in targets if target.of_bytes]  # the others take no raw bytes
-    print(f"{'target':16} {'inputs':>8} {'taken':>8} {'refused':>8} {'slowest s':>10} {'CPU s':>8} {'MiB kept':>9}")
+    heads = f"{'inputs':>8} {'taken':>8} {'refused':>8} {'slowest s':>10} {'CPU s':>8} {'MiB kept':>9} {'MiB peak':>9}"
+    print(f"{'target':16} {heads}")
     every: list[Tally] = []
     failed = 0
     for target, inputs in zip(targets, shares(targets, args.inputs), strict=True):
@@ -49,6 +50,7 @@ def main(arguments: list[str]) -> None:
         slowest_s=max((t.slowest_s for t in every), default=0.0),
         seconds=sum(t.seconds for t in every),
         mib=sum(t.mib for t in every),
+        peak_mib=max((t.peak_mib for t in every), default=0.0),
     )
     _print("all", whole)
     sys.exit(min(failed, 1))
@@ -62,7 +64,7 @@ def _short(trace: str) -> str:
 
 def _print(name: str, t: Tally) -> None:
     numbers = f"{t.inputs:8} {t.taken:8} {t.refused:8} {t.slowest_s:10.3f} {t.seconds:8.1f} {t.mib:9.1f}"
-    print(f"{name:16} {numbers}", flush=True)
+    print(f"{name:16} {numbers} {t.peak_mib:9.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """A short form of `python -m tests.fuzz`: each target takes some inputs, refuses some, and fails on none."""
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tests.fuzz.harness import Hang, Target, at_most, drive
+from tests.fuzz.harness import Blowup, Hang, Target, at_most, drive
 from tests.fuzz.targets import TARGETS
 
 
@@ -26,11 +28,45 @@ def hangs(_: int) -> bool:
         pass
 
 
-@pytest.mark.parametrize(("check", "found"), [(breaks, ZeroDivisionError), (hangs, Hang)])
-def test_what_breaks_or_hangs_is_found(check: Callable[[int], bool], found: type[Exception], monkeypatch):
-    monkeypatch.setattr("tests.fuzz.harness.HANG_S", 0.05)
-    with pytest.raises(found):
-        drive(Target("planted", st.just(0), check), 3, seed=0)
+def waits(_: int) -> bool:
+    time.sleep(1000)
+    return True
+
+
+def lets_go_again(_: int) -> bool:
+    return len(np.ones(500 * 2**20, np.uint8)) > 0
+
+
+def believes(_: int) -> bool:
+    return len(np.empty(2**31, np.uint8)) > 0  # nobody writes to it, so it never becomes resident
+
+
+@pytest.mark.parametrize(
+    ("check", "found", "told"),
+    [
+        (breaks, ZeroDivisionError, None),
+        (hangs, Hang, "planted: one input took more than 0.05 s of work: 7"),
+        (waits, Hang, "planted: one input took more than 0.2 s by the clock: 7"),
+        (lets_go_again, Blowup, "planted: one input took 500 MiB of memory, and 64 are allowed"),
+        (believes, MemoryError, None),
+    ],
+)
+def test_what_breaks_hangs_waits_or_takes_memory_for_a_moment_is_found(
+    check: Callable[[int], bool], found: type[BaseException], told: str | None, monkeypatch
+):
+    monkeypatch.setattr("tests.fuzz.harness.HANG_S", 0.05 if check is hangs else 10.0)
+    monkeypatch.setattr("tests.fuzz.harness.WAIT_S", 0.2 if check is waits else 60.0)
+    with pytest.raises(found, match=told) as raised:
+        drive(Target("planted", st.just(7), check), 3, seed=0)
+    assert any("value=7" in note for note in raised.value.__notes__), "and with what input"
+
+
+def test_a_large_input_may_take_memory_in_proportion(monkeypatch):
+    monkeypatch.setattr("tests.fuzz.harness.PEAK_MIB", 1)
+    sizes = st.just(2**20)
+    drive(Target("planted", sizes.map(bytes), lambda data: bool(data * 50)), 3, seed=0)
+    with pytest.raises(Blowup):
+        drive(Target("planted", sizes, lambda size: bool(bytes(range(256)) * (size // 256) * 50)), 3, seed=0)
 
 
 @pytest.mark.parametrize("forgets", [False, True])
