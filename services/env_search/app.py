@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect
 
-from services.env_search.batcher import Batcher, Overloaded
+from services.env_search.batcher import Batcher, Hung, Overloaded
 from services.env_search.cache import HitCache, Hits, normalise_query
 from services.env_search.corpus import Corpus
 from services.env_search.index import OpenIndex
@@ -62,12 +62,14 @@ class Retriever:
             window_s=batch_window_ms / 1000,
             max_batch=max_batch,
             max_waiting=MAX_WAITING,
+            limit_s=deadline_s,  # whoever asked for it has given up then
             on_batch=self.metrics.batch.observe,
         )
+        self.metrics.searching.set_function(lambda: self.batcher.searching_s)
 
     async def retrieve(self, search: Search) -> bytes:
-        """The JSON body that answers `search`. Raises Overloaded, or the backend's error; the caller sets the
-        deadline.
+        """The JSON body that answers `search`. Raises Overloaded, Hung, or the backend's error; the caller sets
+        the deadline.
         """
         hits = await asyncio.gather(*(self._find(query, search.topk) for query in search.queries))
         return await asyncio.to_thread(render, self.index.corpus, hits, search.return_scores)
@@ -142,6 +144,8 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
             return _error(metrics, 422, "refused", str(error))
         except (Overloaded, Crowded):
             return _error(metrics, 503, "overloaded", "Too many queries are waiting: try again in a moment.")
+        except Hung:
+            return _error(metrics, 503, "hung", _hangs(retriever))
         except ClientDisconnect:
             return Response(status_code=400)
         except TimeoutError:
@@ -153,19 +157,26 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
         return Response(body, media_type="application/json", headers=headers)
 
     @app.get("/health")
-    async def health() -> dict[str, Any]:
+    async def health(response: Response) -> dict[str, Any]:
+        hangs = retriever.batcher.hangs
+        response.status_code = 503 if hangs else 200
         return {
-            "ready": ready.is_set(),
+            "ready": ready.is_set() and not hangs,
             "backend": retriever.index.manifest.backend,
             "documents": len(retriever.index.corpus),
             "index": retriever.index.manifest.fingerprint,
-        }
+        } | ({"detail": _hangs(retriever)} if hangs else {})
 
     @app.get("/metrics")
     async def scrape() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _hangs(retriever: Retriever) -> str:
+    seconds = retriever.batcher.searching_s
+    return f"A search has not ended for {seconds:.0f} s, and nothing is searched until it does: see the index's disk."
 
 
 def _error(metrics: Metrics, status: int, kind: str, sentence: str) -> Response:

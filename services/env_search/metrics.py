@@ -29,10 +29,15 @@ class Metrics:
             buckets=BATCH_BUCKETS,
             registry=self.registry,
         )
+        self.searching = Gauge(
+            f"{prefix}_searching_seconds",
+            "How long the search under way has taken, to half a second; at its limit every request is refused.",
+            registry=self.registry,
+        )
         self.errors = Counter(
             f"{prefix}_errors_total", "Requests that got no result, by kind.", ["kind"], registry=self.registry
         )
-        for kind in ("refused", "overloaded", "deadline", "failed"):
+        for kind in ("refused", "overloaded", "deadline", "hung", "failed"):
             self.errors.labels(kind)
         documents_gauge = Gauge(f"{prefix}_documents", "Documents in the index.", ["backend"], registry=self.registry)
         documents_gauge.labels(backend).set(documents)

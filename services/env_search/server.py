@@ -1,9 +1,12 @@
-"""Binds the port, opens the index and serves until a signal."""
+"""Serves until a signal, or until a search that hangs will not end any more."""
 
+import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -12,11 +15,15 @@ from services.env_search.index import OpenIndex
 from services.env_search.requests import Limits
 
 SHUTDOWN_S = 5
+STUCK_S = 60.0  # a search that takes so long ends the process, as an engine that is stuck ends an actor
 CONNECTIONS = 1024  # open at once; requests on more are answered with status 503
 
 
 def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:
-    """Answer requests on `sock` until SIGINT or SIGTERM; requests under way get SHUTDOWN_S to end."""
+    """Answer requests on `sock` until SIGINT or SIGTERM; requests under way get SHUTDOWN_S to end.
+
+    A second later the process is gone, whatever its threads do; status 1 where a search is stuck.
+    """
     config = uvicorn.Config(
         create_app(retriever, limits),
         log_level="warning",
@@ -27,7 +34,28 @@ def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:
     # uvicorn raises the signal again once it has shut down; that is a normal end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
-    uvicorn.Server(config).run(sockets=[sock])
+    _Server(config, retriever).run(sockets=[sock])
+
+
+class _Server(uvicorn.Server):
+    """Python waits for every thread of a pool before it ends; one that hangs in a search or a read never does."""
+
+    def __init__(self, config: uvicorn.Config, retriever: Retriever) -> None:
+        super().__init__(config)
+        self._retriever = retriever
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        end = threading.Timer(SHUTDOWN_S + 1, os._exit, (0,))
+        end.daemon = True
+        end.start()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._retriever.batcher.searching_s >= STUCK_S:
+            sentence = f"a search has not ended for {STUCK_S:g} s, so this process ends: start it again"
+            print(f"env_search: {sentence}", file=sys.stderr, flush=True)
+            os._exit(1)
+        return await super().on_tick(counter)
 
 
 def announce(index: OpenIndex, sock: socket.socket) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from services.env_search.batcher import Batcher, Overloaded, search_keys
+from services.env_search.batcher import Batcher, Hung, Overloaded, search_keys
 from services.env_search.cache import HitCache, Hits, normalise_query
 
 
@@ -33,7 +33,7 @@ class Echo:
 
 @asynccontextmanager
 async def running(backend: Echo, **settings) -> AsyncIterator[Batcher]:
-    batcher = Batcher(backend, **{"window_s": 0.01, "max_batch": 4, "max_waiting": 8} | settings)
+    batcher = Batcher(backend, **{"window_s": 0.01, "max_batch": 4, "max_waiting": 8, "limit_s": 30} | settings)
     task = asyncio.create_task(batcher.run())
     try:
         yield batcher
@@ -101,6 +101,22 @@ async def test_stopping_ends_every_wait():
     async with asyncio.timeout(10):
         ends = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+
+
+async def test_behind_a_search_that_hangs_nobody_waits_and_all_goes_on_when_it_ends(monkeypatch):
+    monkeypatch.setattr("services.env_search.batcher.LOOK_S", 0.05)
+    backend = Echo(open_gate=False)
+    async with running(backend, window_s=0, max_batch=1, limit_s=0.2) as batcher, asyncio.timeout(10):
+        asked = [asyncio.create_task(batcher.find((query, 1))) for query in ("a", "bb")]
+        assert [type(end) for end in await asyncio.gather(*asked, return_exceptions=True)] == [Hung, Hung]
+        assert batcher.hangs
+        with pytest.raises(Hung):
+            await batcher.find(("ccc", 1))
+        backend.gate.set()
+        while batcher.hangs:
+            await asyncio.sleep(0.01)
+        assert (await batcher.find(("ccc", 1))).documents == (3,)
+    assert backend.sizes == [1, 1], "what was refused is not searched"
 
 
 def test_each_key_gets_its_own_number_of_hits():

@@ -25,6 +25,23 @@ server.CONNECTIONS = 4
 service.main(service.load_service_config())
 """
 
+HANGS = """
+import time
+from dataclasses import replace
+from services.env_search import __main__ as service, app, server
+
+class Hangs:
+    def search(self, queries, k):
+        time.sleep(1000)
+
+def opened(*args, open_index=service.open_index):
+    return replace(open_index(*args), backend=Hangs())
+
+service.open_index, server.STUCK_S = opened, {stuck_s}
+app.Retriever.__init__.__kwdefaults__["deadline_s"] = 1.0
+service.main(service.load_service_config())
+"""
+
 
 def environment(**search: object) -> dict[str, str]:
     return os.environ | {f"HEADRACE_SEARCH__{key.upper()}": str(value) for key, value in search.items()}
@@ -48,9 +65,12 @@ def service(*arguments: str, **search: object) -> Iterator[tuple[subprocess.Pope
             yield process, client
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
-        assert process.stdout
-        process.stdout.close()
+        try:
+            assert process.wait(timeout=10) == 0
+        finally:
+            process.kill()
+            assert process.stdout
+            process.stdout.close()
 
 
 def refused(**search: object) -> str:
@@ -159,3 +179,51 @@ def test_connections_beyond_the_limit_are_answered_with_503(corpus_file: Path, s
         until(client, 503)
         held.close()
         until(client, 200)
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    return float(client.get("/metrics").text.partition(f"\n{name} ")[2].partition("\n")[0])
+
+
+@pytest.mark.slow
+def test_a_search_that_hangs_is_named_keeps_nobody_waiting_and_no_process_alive(
+    corpus_file: Path, small_index: OpenIndex
+):
+    index = corpus_file.with_name("index")
+    with service("-c", HANGS.format(stuck_s=60), corpus=corpus_file, index=index) as (process, client):
+        assert client.get("/health").json()["ready"]
+        first = client.post("/retrieve", json={"query": "weir"})
+        assert first.status_code == 503
+        while (health := client.get("/health")).status_code == 200:
+            time.sleep(0.05)
+        began = time.monotonic()
+        later = client.post("/retrieve", json={"query": "mill"})
+        assert time.monotonic() - began < 1, "at once, not at its deadline"
+        assert health.status_code == later.status_code == 503 and not health.json()["ready"]
+        for said in (health, later):
+            assert re.match(r"A search has not ended for \d s, and nothing is searched", said.json()["detail"])
+        assert metric(client, "headrace_env_search_searching_seconds") >= 1
+        assert metric(client, 'headrace_env_search_errors_total{kind="hung"}') >= 1
+    assert process.returncode == 0, "it has left on SIGTERM within ten seconds"
+
+
+@pytest.mark.slow
+def test_a_search_that_is_stuck_ends_the_process_for_another_to_start(corpus_file: Path, small_index: OpenIndex):
+    run = subprocess.Popen(
+        [sys.executable, "-c", HANGS.format(stuck_s=2)],
+        env=environment(port=0, corpus=corpus_file, index=corpus_file.with_name("index")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert run.stdout
+        address = re.search(r"(http://\S+)/retrieve", run.stdout.readline())
+        assert address
+        assert httpx.post(f"{address[1]}/retrieve", json={"query": "weir"}).status_code == 503
+        _, said = run.communicate(timeout=20)
+    finally:
+        run.kill()
+    assert run.returncode == 1
+    assert said.endswith("env_search: a search has not ended for 2 s, so this process ends: start it again\n"), said
+    assert "Traceback" not in said
