@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import redis.asyncio
 
-from shared.redis_client import PAYLOAD_SHARE
+from shared.redis_client import PAYLOAD_SHARE, SOCKET_TIMEOUT_S
 from shared.streams import ACTORS, FIELD, Keys
 
 # A group is written once: the payload, its header and the acknowledgement of its task together, or only the
@@ -37,6 +37,7 @@ redis.call('XDEL', KEYS[4], ARGV[2])
 return {{stored, room}}
 """
 TOGETHER = 16  # groups in one transaction, at most
+WAIT_S = SOCKET_TIMEOUT_S  # for those before: on a server that hangs each of them in turn would take the socket's limit
 # The server is asked for its memory, which takes it as long as all the rest, once in so long or in so large a share of
 # what was free: not even this many actors together fill what is kept for messages in between.
 ASK_AGAIN_S, ASK_AGAIN_SHARE = 0.2, 1 / 256
@@ -66,12 +67,14 @@ class GroupStore:
     async def store(self, group: str, header: bytes, payload: bytes, task_entry: bytes) -> bool:
         """True if written, False if the group was there already. An empty payload stores a failure's header alone.
 
-        Raises OutOfMemoryError when payloads have filled their share of the server's memory.
+        Raises OutOfMemoryError when payloads have filled their share of the server's memory, TimeoutError where those
+        that are written before take longer than WAIT_S.
         """
         own = _Stored(group, header, payload, task_entry)
         self._waiting.append(own)
         try:
-            async with self._writing:
+            async with asyncio.timeout(WAIT_S) as wait, self._writing:
+                wait.reschedule(None)
                 if own.outcome is None:  # else whoever wrote before has taken it along
                     await self._write([own, *[other for other in self._waiting if other is not own][: TOGETHER - 1]])
         finally:

@@ -222,7 +222,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     (
         "services/env_search/batcher.py:Batcher._search_batch",
         "loop.run_in_executor(self._thread, search_keys, self._backend, keys)",
-    ): "a search computes; each request has a deadline in app.py",
+    ): "looked at every LOOK_S: behind one that hangs nobody waits, and one that is stuck ends the process",
     (
         "services/env_search/build_process.py:build_apart",
         "with ProcessPoolExecutor(1, mp_context=get_context('spawn'), initializer=_end_with_parent) as process",
@@ -276,10 +276,6 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "services/replay/window/history.py:History.look",
         "async with self._lock",
     ): "who calls it has REDIS_S or less",
-    (
-        "shared/group_store.py:GroupStore.store",
-        "async with self._writing",
-    ): "whoever is before it makes one transaction, with the socket's time limit",
     # bytes that are there, or that go as fast as the other end takes them
     ("cli/top.py:_keys.pressed", "os.read(descriptor, 64)"): "the loop calls it when there is something to read",
     ("cli/chaos/proxy.py:Link._pump", "writer.drain()"): "`cut` and `close` end it",

@@ -1,8 +1,12 @@
 """Streams over a real Redis: nothing lost, nothing kept from those who can do it, nothing blocked by a restart."""
 
 import asyncio
+import time
 
 import pytest_asyncio
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from shared import streams
 from shared.group_store import GroupStore
@@ -103,6 +107,22 @@ async def test_a_group_is_stored_whose_fellow_is_cancelled(client):
     assert [type(outcomes[1]), type(outcomes[3])] == [bool, bool]
     assert isinstance(outcomes[2], asyncio.CancelledError)
     assert {keys.payload("t1").encode(), keys.payload("t3").encode()} <= set(await client.keys(keys.payload("*")))
+
+
+async def test_many_writers_do_not_wait_out_a_server_that_hangs_one_after_the_other(client, redis_url, monkeypatch):
+    monkeypatch.setattr("shared.group_store.WAIT_S", 0.4)
+    keys = Keys("r")
+    await Inbox(client, keys.tasks, streams.ACTORS, "a").create()
+    async with redis.asyncio.Redis.from_url(redis_url, socket_timeout=0.4, retry=Retry(NoBackoff(), 0)) as impatient:
+        store = GroupStore(impatient, keys)
+        assert await store.store("before", b"header", b"payload", b"0-0")
+        await client.client_pause(3000)  # ms; whoever asks hears nothing until then, as from a stopped server
+        began = time.monotonic()
+        puts = [store.store(f"t{i}", b"header", b"payload", b"0-0") for i in range(40)]
+        ends = await asyncio.gather(*puts, return_exceptions=True)
+        assert time.monotonic() - began < 2.5
+        assert all(isinstance(end, redis.TimeoutError | TimeoutError) for end in ends), ends
+        await client.ping()  # the next test is not to begin before
 
 
 async def test_dead_letters_are_bounded_in_number_and_size(client):
