@@ -21,7 +21,7 @@ from typing import IO
 
 from services.actor.engines.choice import make_engine
 from services.actor.engines.engine import CanaryRefused, Engine, EngineFailed
-from services.actor.heartbeat import watch_engine
+from services.actor.heartbeat import start_engine, watch_engine
 from services.actor.metered import MeteredEngine
 from services.actor.retrieval import RetrievalClient
 from services.actor.rollout import Budget, Player, Rollout
@@ -198,9 +198,9 @@ async def _answer(
     codec = await asyncio.to_thread(Codec, find_model(config.model.path))
     retriever = RetrievalClient.of(config) if config.env.kind == "search" else None
     try:
-        await engine.start()
+        await start_engine(engine)
         if adapters is not None:
-            await put_beside(engine, adapters)
+            await put_beside(engine, adapters, config.weights.swap_timeout_s)
         log.info("engine %s is up", engine.name)
         player = Player(engine, codec, Budget.of(config), retriever.search if retriever is not None else None)
         work = asyncio.ensure_future(Evaluation(config, job, player, file).run(questions))
@@ -216,14 +216,24 @@ async def _answer(
         await engine.close()
 
 
-async def put_beside(engine: Engine, adapters: Path) -> None:
-    """Have the engine, which holds the base, answer with these adapters, as an actor does with those of a version."""
+async def put_beside(engine: Engine, adapters: Path, limit_s: float) -> None:
+    """Have the engine, which holds the base, answer with these adapters, as an actor does with those of a version.
+
+    UserError for adapters that do not fit, EngineFailed for an engine that has not taken them `limit_s` after they were
+    read.
+    """
     digest, size = await asyncio.to_thread(weights.digest_of, adapters)  # nobody has announced them
     unsaid = WeightsNotice(version=Version(0, 0), location="", digest=digest, size=size, published=0.0, canary=[])
     try:
-        await engine.swap(unsaid, adapters)
+        await engine.verify(unsaid, adapters)
+        async with asyncio.timeout(limit_s):
+            await engine.swap(unsaid, adapters)
     except CanaryRefused as error:
         raise UserError(f"the adapters in {adapters} cannot be put beside their base: {error}.") from None
+    except TimeoutError:
+        raise EngineFailed(
+            f"the adapters in {adapters} were not put beside their base within weights.swap_timeout_s = {limit_s:g} s"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.actor import evaluate
-from services.actor.engines.engine import Finish, Generation, Sampling
+from services.actor import evaluate, heartbeat
+from services.actor.engines.engine import EngineFailed, Finish, Generation, Sampling
 from services.actor.evaluate import ATTEMPTS, serve
 from services.actor.observation import Document
 from services.actor.retrieval import RetrievalClient, RetrievalFailed
@@ -167,6 +167,36 @@ async def test_adapters_are_put_beside_their_base_before_anything_is_asked(
     write_job(tmp_path / "whole", [question(0)], samples=1)
     await serve(single, tmp_path / "whole", Swapped(lambda ids, sampling: (Codec(model_dir).encode("b"), "eos")))
     assert len(swapped) == 2, "a whole model is what the engine started with"
+
+
+@pytest.mark.parametrize("stage", ["start", "swap"])
+async def test_an_engine_that_hangs_before_the_first_question_is_given_up(
+    single: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+):
+    class Hangs(ScriptedEngine):
+        async def start(self) -> None:
+            await asyncio.sleep(1000 * (stage == "start"))
+
+        async def swap(self, notice: WeightsNotice, directory: Path) -> float:
+            await asyncio.sleep(1000)
+            return 0.0
+
+    monkeypatch.setattr(heartbeat.start_engine, "__defaults__", (0.3,))
+    learner = single.learner.model_copy(update={"lora_rank": 4})
+    weights = single.weights.model_copy(update={"swap_timeout_s": 0.3})
+    write_job(tmp_path / "e", [question(0)], samples=1)
+    (tmp_path / "e" / HELD).mkdir()
+    said = {
+        "start": "the scripted engine has not loaded the model within 0.3 s",
+        "swap": f"{HELD} were not put beside their base within weights.swap_timeout_s = 0.3 s",
+    }
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineFailed, match=said[stage]):
+            await serve(
+                single.model_copy(update={"learner": learner, "weights": weights}),
+                tmp_path / "e",
+                Hangs(lambda ids, sampling: ([], "eos")),
+            )
 
 
 async def test_a_greedy_sample_says_so_to_the_engine(single: Config, model_dir: Path, tmp_path: Path):

@@ -132,7 +132,7 @@ async def test_an_evaluation_has_adapters_beside_their_base_that_nobody_announce
     _, folder, model = publish_adapters(1, seed=3)
     engine = TorchEngine(make_config(learner=LORA))
     await engine.start()
-    await put_beside(engine, folder)
+    await put_beside(engine, folder, 60)
     said = await engine.generate([3, 20, 2, 4], Sampling(1.0, 20, 9))
     assert np.abs(gap(model, [3, 20, 2, 4], said)).max() < 1e-4
     await engine.close()
