@@ -4,6 +4,7 @@ Its generation_config.json names sampling parameters that would make it greedy a
 from there fails every test that compares log-probabilities.
 """
 
+import json
 from pathlib import Path
 
 import torch
@@ -75,4 +76,13 @@ def write_model(directory: Path, seed: int, tied: bool = True) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     build_model(seed, tied).save_pretrained(directory)
     write_tokenizer(directory)
+    return directory
+
+
+def pad_with_end(directory: Path) -> Path:
+    """Have a written model's padding token be its end, as many published ones have it."""
+    config = directory / "config.json"
+    settings = json.loads(config.read_text())
+    assert settings["pad_token_id"] != settings["eos_token_id"] == END
+    config.write_text(json.dumps(settings | {"pad_token_id": END}))
     return directory

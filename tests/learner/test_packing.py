@@ -1,6 +1,5 @@
 """Packed rows give what padded rows give, and what every row gives alone."""
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ from services.learner.model.packing import can_pack, pack
 from services.learner.model.policy import is_packed, load_policy, logprobs, recompute_layers
 from services.learner.step import _accumulate, scan, train_step
 from services.learner.totals import Totals
-from tests.tiny_model import END
+from tests.tiny_model import END, pad_with_end
 
 CPU = torch.device("cpu")
 ATLAS = Path(__file__).parents[2] / "examples/atlas/policy"
@@ -108,10 +107,7 @@ def test_a_later_row_never_changes_an_earlier_one(pair: tuple[Any, Any], make_gr
 def test_a_sampled_end_is_scored_where_it_is_the_padding_token_too(
     policy_dir: Path, tmp_path: Path, packed: bool
 ) -> None:
-    same = Path(shutil.copytree(policy_dir, tmp_path / "model"))
-    settings = json.loads((same / "config.json").read_text())
-    assert settings["pad_token_id"] != settings["eos_token_id"] == END
-    (same / "config.json").write_text(json.dumps(settings | {"pad_token_id": END}))
+    same = pad_with_end(shutil.copytree(policy_dir, tmp_path / "model"))
     texts = [[20, 21, END], [20, 21, END, 22, 23, END], [30, END, END, END]]  # it ends turns, and repeats itself
     rows = [Row(np.array([3, 20, END, 4, *said]), np.arange(4, 4 + len(said)), 0) for said in texts]
     models = [load_policy(folder, torch.float32, CPU, packed=packed) for folder in (policy_dir, same)]

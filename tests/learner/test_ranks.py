@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from shared.checkpoints import size_of
 from shared.payload import encode_payload
 from shared.versions import Version
 from tests.learner.rank_steps import Plan
-from tests.tiny_model import write_model
+from tests.tiny_model import pad_with_end, write_model
 
 SCRIPT = Path(__file__).with_name("rank_steps.py")
 REPOSITORY = SCRIPT.parents[2]
@@ -73,6 +74,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
     groups = root / "groups"
     groups.mkdir()
     reference = write_model(root / "reference", seed=9)
+    padded_with_end = pad_with_end(shutil.copytree(policy_dir, root / "padded with end"))
     for step in range(STEPS):
         for i in range(2):
             data = encode_payload(make_payload(f"old{step}{i}", 50 + 2 * step + i))
@@ -81,14 +83,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
             payload = make_payload(f"new{step}{i}", 3 * step + i, rewards=[1.0, 0.0, None, 1.0, 0.0])
             (groups / f"{step}-{i}-new.bin").write_bytes(encode_payload(payload))
 
-    def plan(name: str, ranks: int, resumes: str = "", bad_at: int = -1, blocked: bool = False, **learner: Any) -> Plan:
+    def plan(
+        name: str,
+        ranks: int,
+        resumes: str = "",
+        bad_at: int = -1,
+        blocked: bool = False,
+        policy: Path = policy_dir,
+        **learner: Any,
+    ) -> Plan:
         folder = root / name
         folder.mkdir()
         if resumes:
             (folder / "test").symlink_to(root / resumes / "test")
         config = {
             "run": {"name": "test", "root": str(folder), "steps": 8},
-            "model": {"path": str(policy_dir), "kl_reference": "" if "lora_rank" in learner else str(reference)},
+            "model": {"path": str(policy), "kl_reference": "" if "lora_rank" in learner else str(reference)},
             # a mini-batch of two of five groups leaves two of four ranks without any
             "learner": {
                 "lr": 1e-4,
@@ -105,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path, make_pay
         first, save_at = (SAVE_AT, -1) if resumes else (0, SAVE_AT)
         return Plan(ranks, config, str(groups), first, STEPS, save_at, str(folder / "out"), bad_at, blocked)
 
-    plans = [plan("1", 1), plan("2", 2), plan("4", 4)]
+    plans = [plan("1", 1), plan("2", 2), plan("4", 4), plan("2 padded with end", 2, policy=padded_with_end)]
     plans += [plan("2 recomputing", 2, recompute=True, blocked=True), plan("2 offloaded", 2, offload=True)]
     plans += [plan("1 spoilt", 1, bad_at=1), plan("2 spoilt", 2, bad_at=1)]
     adapters = {"lora_rank": 3, "lr": 3e-3}
@@ -134,7 +144,7 @@ def far(a: dict[str, Any], b: dict[str, Any]) -> float:
 def test_two_and_four_ranks_train_the_weights_that_one_does(trained: Any, policy_dir: Path) -> None:
     one = trained["1"][0]
     assert far(one, load_file(policy_dir / "model.safetensors")) > 3e-4
-    for name in ("2", "4", "2 recomputing", "2 offloaded"):
+    for name in ("2", "4", "2 recomputing", "2 offloaded", "2 padded with end"):
         assert far(one, trained[name][0]) < 1e-6, name
 
 

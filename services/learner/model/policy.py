@@ -100,6 +100,7 @@ def prepare(model: Any, folder: Path, *, packed: bool) -> None:
 
     # the source's own file goes with what is published; this one could only be refused on saving
     model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
+    model.get_input_embeddings().padding_idx = None  # its row would have no gradient, and it may be the end's
     model.eval()
     _check_head(model, folder)
     if packed:
