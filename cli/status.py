@@ -23,6 +23,7 @@ WARNINGS = ("warning", "refused")
 WARNINGS_READ = 4000  # back to here: with three actors a step is five events and more
 HEARTBEAT_LIFE_S = 10.0
 HEALTH_S = 2.0
+ASKS_S = 10.0  # an idle service asks for entries every second, of which Redis 7.0 counts those that brought some
 READS = {"replay": "groups", "learner": "work"}  # service -> the stream that it alone reads
 
 
@@ -139,24 +140,53 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
     notice, counters = _notice(client, keys, unreadable), _counters(client, keys, unreadable)
     recent = [record for _, record in reversed(events.parse(client.xrevrange(keys.events, count=EVENTS_READ)))]
     memory = client.info("memory")
+    services = {name: _last_heard(client, getattr(keys, stream), groups[stream]) for name, stream in READS.items()}
+    finished, trouble = _has_finished(recent), _redis_trouble(memory, client.info("persistence"))
     return {
         "run": run_name,
         "version": str(notice.version) if notice else None,
         "step": next((e for e in reversed(recent) if e["kind"] == "step"), None),
         "eval": next((e for e in reversed(recent) if e["kind"] == "eval"), None),
-        "finished": _has_finished(recent),
+        "finished": finished,
         "actors": _actors(client, keys),
-        "services": {
-            name: _last_heard(client, getattr(keys, stream), groups[stream]) for name, stream in READS.items()
-        },
+        "services": services,
         "streams": streams,
         "dead_letters": client.xlen(keys.dead),
         "replay": counters,
         "redis_memory_bytes": memory["used_memory"],
-        "redis_trouble": _redis_trouble(memory, client.info("persistence")),
+        "redis_trouble": trouble,
+        # on a full server nobody can report
+        "troubles": [*_strangers(client, keys), *([] if finished or trouble else _silent(client, keys, services))],
         "warnings": [*_warnings(client, keys), *unreadable],
         "events": [e for e in recent if e["kind"] not in ("rollout", "step", *WARNINGS)][-EVENTS_SHOWN:],
     }
+
+
+def _silent(client: Any, keys: Any, heard: dict[str, float | None]) -> list[str]:
+    """Sentences about a service that began, and has neither reported nor asked for entries for longer than it may."""
+    from shared.gpu_lease import mark_of
+    from shared.heard import stopped
+
+    reports: dict[Any, str] = {"replay": keys.replay, "learner": mark_of(keys.run)}
+    asked = {role for role, ago in heard.items() if ago is not None and ago > ASKS_S}
+    return [stopped(role) for role, key in reports.items() if role in asked and not client.exists(key)]
+
+
+def _strangers(client: Any, keys: Any) -> list[str]:
+    """Of a database that has nothing of the run, and something of others."""
+    if client.exists(keys.state, keys.weights, keys.events, keys.tasks):
+        return []
+    from shared.gpu_lease import PREFIX
+
+    ours = (keys.prefix.encode(), PREFIX.encode())
+    others = [key for key in client.scan(count=1000)[1] if not key.startswith(ours)]
+    if not others:
+        return []
+    name = others[0][:40].decode(errors="replace")
+    return [
+        f"This database holds nothing of a run '{keys.run}', and {client.dbsize()} keys of others, such as '{name}': "
+        "the run has not begun, or the address or the name is that of another."
+    ]
 
 
 def _redis_trouble(memory: dict[str, Any], persistence: dict[str, Any]) -> str | None:

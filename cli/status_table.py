@@ -19,6 +19,8 @@ def print_state(shown: str, state: dict[str, Any]) -> None:
     console.print(Text.assemble((shown, "bold cyan"), f"  {_standing(state)}"))
     if state["redis_trouble"]:
         console.print(f"  {state['redis_trouble']}", style="bold red", highlight=False)
+    for text in state["troubles"]:
+        console.print(f"  {text}", style="bold red", highlight=False)
     if state["waiting_for"]:
         console.print(f"  waiting for {state['waiting_for']}", style="dim", highlight=False)
     console.print(_figures(state))

@@ -40,7 +40,7 @@ RENEWALS = 6  # in the time a lease lasts; the last sixth is the margin in which
 RETRY_S = 3.0
 SAY_AGAIN_S = 60.0
 LEAVE_S = 2.0
-_PREFIX = "headrace:{gpus}:"  # one slot, whatever the run: the scripts touch several of these keys
+PREFIX = "headrace:{gpus}:"  # one slot, whatever the run: the scripts touch several of these keys
 
 Role = Literal["learner", "actor"]
 
@@ -257,11 +257,11 @@ def owner_name(role: Role) -> str:
 
 def mark_of(run: str) -> str:
     """The key that says that the run's learner has chosen."""
-    return _PREFIX + "learner:" + run
+    return PREFIX + "learner:" + run
 
 
 def _lease_key(uuid: str) -> str:
-    return f"{_PREFIX}lease:{uuid}"
+    return f"{PREFIX}lease:{uuid}"
 
 
 async def until_claimed(lease: GpuLease, check: Callable[[], Awaitable[None]]) -> None:

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import redis
@@ -28,6 +28,8 @@ from shared.redis_client import AWAY, connect, refusal
 
 log = logging.getLogger("headrace")
 
+Role = Literal["learner", "replay"]
+
 SAY_S = LOOK_S = 1.0
 SILENT_S = 10.0
 ANSWER_S = 5.0
@@ -38,9 +40,9 @@ _EXACT_S = 2.0  # the server counts whole seconds, and what was sent before the 
 class OnlyOne:
     """At work from the moment `try_begin` was true until `leave`, or the end of the process."""
 
-    def __init__(self, config: Config, role: Literal["learner", "replay"], *, silent_s: float = SILENT_S) -> None:
+    def __init__(self, config: Config, role: Role, *, silent_s: float = SILENT_S) -> None:
         self._run, self._role, self._silent_s = config.run.name, role, silent_s
-        self._prefix = f"headrace:{config.run.name}:{role}:"
+        self._prefix = _prefix(config.run.name, role)
         self._name = f"{self._prefix}{socket.gethostname()}-{os.getpid()}"
         self._client = connect(config.redis.url, ANSWER_S)
         self._looked: float | None = None  # when the first look had its answer
@@ -85,8 +87,7 @@ class OnlyOne:
 
     def _others(self) -> list[dict[str, str]]:
         connected: Any = self._client.client_list()
-        database = str(self._client.get_connection_kwargs().get("db") or 0)
-        return [c for c in connected if c["name"].startswith(self._prefix) and c["db"] == database]
+        return _of(connected, self._prefix, self._client.get_connection_kwargs())
 
     def _say_until_over(self) -> None:
         while not self._over.is_set():
@@ -95,6 +96,20 @@ class OnlyOne:
             except (redis.RedisError, OSError) as error:
                 log.debug("that this %s is at work was not said: %s", self._role, error)
             self._over.wait(SAY_S)
+
+
+def idle_s(connected: Iterable[dict[str, str]], run: str, role: Role, options: Mapping[str, Any]) -> float | None:
+    """How long ago the one at work spoke; None: there is none. `connected`: the server's list, got over `options`."""
+    return min((float(c["idle"]) for c in _of(connected, _prefix(run, role), options)), default=None)
+
+
+def _prefix(run: str, role: Role) -> str:
+    return f"headrace:{run}:{role}:"
+
+
+def _of(connected: Iterable[dict[str, str]], prefix: str, options: Mapping[str, Any]) -> list[dict[str, str]]:
+    database = str(options.get("db") or 0)
+    return [c for c in connected if c["name"].startswith(prefix) and c["db"] == database]
 
 
 async def until_begun(only: OnlyOne) -> None:

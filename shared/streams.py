@@ -36,6 +36,7 @@ class Keys:
     """The names of a run's keys. The braces put all of them into one cluster slot, so scripts may touch several."""
 
     def __init__(self, run: str) -> None:
+        self.run = run
         self.prefix = f"headrace:{{{run}}}:"
         self.tasks = self.prefix + "tasks"
         self.groups = self.prefix + "groups"

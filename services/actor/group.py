@@ -63,10 +63,10 @@ async def roll_out(
     await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s, ended)
     for rollout in rollouts:
         if rollout.indexes - {marks.get("index")}:  # it changed meanwhile, or replicas serve different ones
-            rollout.status = ENV_FAILED
-    unanswered = sum(r.status == ENV_FAILED for r in rollouts)
-    metrics.ENV_FAILURES.inc(unanswered)
-    TROUBLES.note("environment", unanswered)
+            rollout.status, rollout.env_failure = ENV_FAILED, "it answered from another index than before"
+    unanswered = [r.env_failure for r in rollouts if r.status == ENV_FAILED]
+    metrics.ENV_FAILURES.inc(len(unanswered))
+    TROUBLES.note("environment", len(unanswered), f"because {unanswered[-1]}" if unanswered else "")
     cut = sum(r.status == TIMED_OUT for r in rollouts)
     metrics.TIMEOUTS.inc(cut)
     TROUBLES.note("deadline", cut, f"after {config.rollout.deadline_s:g} s")

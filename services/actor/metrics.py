@@ -3,6 +3,7 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 from shared.metrics import RedisWait
+from shared.round_trip import RoundTrip
 
 GROUPS = Counter("headrace_actor_groups_total", "groups by outcome", ["outcome"])  # stored | duplicate | failed | ...
 TOKENS = Counter("headrace_actor_sampled_tokens_total", "tokens the policy sampled")
@@ -23,7 +24,14 @@ ENV_FAILURES = Counter("headrace_actor_env_failures_total", "rollouts the enviro
 TIMEOUTS = Counter("headrace_actor_timed_out_rollouts_total", "rollouts cut by their group's deadline")
 REWARD_FAILURES = Counter("headrace_actor_reward_failures_total", "rollouts whose reward raised, hung or was no number")
 RETRIES = Counter("headrace_actor_retrieval_retries_total", "retrieval requests sent again")
+RETRIEVAL = Histogram(
+    "headrace_actor_retrieval_seconds",
+    "one request to the retriever that was answered, as the actor sees it",
+    buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
+)
+RETRIEVAL_FAILURES = Counter("headrace_actor_retrieval_failures_total", "retrieval requests given up after all tries")
 RUNNING = Gauge("headrace_actor_running_groups", "groups being rolled out")
 WAITING = Gauge("headrace_actor_waiting_groups", "tasks that wait for newer weights")
 REDIS_OUTAGES = Counter("headrace_actor_redis_outages_total", "times Redis was away, or refused writes")
 REDIS_WAIT = RedisWait("actor")
+ROUND_TRIP = RoundTrip("actor")

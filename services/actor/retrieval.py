@@ -7,6 +7,7 @@ left anyway, and nobody waits for another one's delay.
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,11 +41,14 @@ class RetrievalClient:
         retries: int,
         max_query_chars: int = 2000,
         on_retry: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
+        on_answer: Callable[[float], None] = lambda seconds: None,
         latency: Latency | None = None,
     ) -> None:
+        """Told of: a request that is sent again, one that is given up, and one that was answered after so long."""
         self.url = url.rstrip("/")
         self.topk, self.retries, self.max_query_chars = topk, retries, max_query_chars
-        self.on_retry, self.latency = on_retry, latency
+        self.on_retry, self.on_failure, self.on_answer, self.latency = on_retry, on_failure, on_answer, latency
         self.timeout_s = timeout_s
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
         self._waiting: list[tuple[str, asyncio.Future[list[Document]]]] = []
@@ -54,7 +58,13 @@ class RetrievalClient:
 
     @classmethod
     def of(
-        cls, config: Config, *, on_retry: Callable[[], None] = lambda: None, latency: Latency | None = None
+        cls,
+        config: Config,
+        *,
+        on_retry: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
+        on_answer: Callable[[float], None] = lambda seconds: None,
+        latency: Latency | None = None,
     ) -> "RetrievalClient":
         """The client of the retriever that a configuration names."""
         return cls(
@@ -64,6 +74,8 @@ class RetrievalClient:
             retries=config.env.retries,
             max_query_chars=config.search.max_query_chars,
             on_retry=on_retry,
+            on_failure=on_failure,
+            on_answer=on_answer,
             latency=latency,
         )
 
@@ -138,19 +150,30 @@ class RetrievalClient:
     async def _retry(self, call: Callable[[], Any]) -> Any:
         last = ""
         for attempt in range(self.retries + 1):
+            asked = time.monotonic()
             try:
                 async with asyncio.timeout(self.timeout_s):  # of the whole answer: httpx's is for each piece of it
-                    return await call()
+                    answer = await call()
             except _Refused:
                 raise
             except (httpx.HTTPError, TimeoutError, _BadAnswer) as error:
-                last = f"{type(error).__name__}: {error}"
+                last = self._spoken(error)
                 if isinstance(error, httpx.TransportError | TimeoutError):
                     self._index = None  # what comes back may serve another index
+            else:
+                self.on_answer(time.monotonic() - asked)
+                return answer
             if attempt < self.retries:
                 self.on_retry()
                 await asyncio.sleep(min(_BACKOFF_S * 2**attempt, _BACKOFF_CAP_S))
-        raise RetrievalFailed(f"{without_password(self.url)} did not answer after {self.retries + 1} tries ({last})")
+        self.on_failure()
+        tries = "1 try" if self.retries == 0 else f"{self.retries + 1} tries"
+        raise RetrievalFailed(f"{without_password(self.url)} gave no result in {tries} ({last})")
+
+    def _spoken(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError | httpx.TimeoutException):
+            return f"no answer within env.timeout_s = {self.timeout_s:g} s"
+        return str(error) if isinstance(error, _BadAnswer) else f"{type(error).__name__}: {error}"
 
     async def _post(self, queries: list[str]) -> list[list[Document]]:
         request = {"queries": queries, "topk": self.topk, "return_scores": True}

@@ -57,6 +57,7 @@ class Rollout:
     indexes: set[str] = field(default_factory=set)  # that these are from, where the retriever says it
     searches: int = 0
     env_seconds: float = 0.0
+    env_failure: str = ""  # why the environment did not answer
     status: str = TIMED_OUT
 
     @property
@@ -96,8 +97,8 @@ class Player:
                 break
             try:
                 appended = await self._answer(rollout, prompt, action, self.search, seed(turn))
-            except RetrievalFailed:
-                rollout.status = ENV_FAILED
+            except RetrievalFailed as error:
+                rollout.status, rollout.env_failure = ENV_FAILED, str(error)
                 return
             if not appended:
                 break

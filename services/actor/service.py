@@ -126,7 +126,13 @@ class Actor:
         started = time.monotonic()
         await heartbeat.start_engine(self.engine)
         if c.env.kind == "search":
-            self._retriever = RetrievalClient.of(c, on_retry=metrics.RETRIES.inc, latency=parse_latency(c.env.latency))
+            self._retriever = RetrievalClient.of(
+                c,
+                on_retry=metrics.RETRIES.inc,
+                on_failure=metrics.RETRIEVAL_FAILURES.inc,
+                on_answer=metrics.RETRIEVAL.observe,
+                latency=parse_latency(c.env.latency),
+            )
         retriever = self._retriever
 
         async def marks() -> dict[str, str]:
@@ -151,9 +157,17 @@ class Actor:
         while True:
             raise_if_cancelled()
             await self._beat()
+            await self._measure()
             for sentence in TROUBLES.told():
                 await self.wire.warn(sentence)
             await asyncio.sleep(self.config.actor.heartbeat_s)
+
+    async def _measure(self) -> None:
+        asked = time.monotonic()
+        with suppress(redis.RedisError, OSError):  # the report finds out
+            await self.wire.client.ping()
+            if text := metrics.ROUND_TRIP.took(time.monotonic() - asked):
+                await self.wire.warn(text)
 
     async def _beat(self) -> None:
         version = self.engine.version

@@ -19,6 +19,7 @@ from services.learner.ranks.leader import WithRanks
 from services.learner.ranks.members import ALONE, Ranks
 from services.learner.stop import Stop, Stopped
 from services.learner.talk import lineage
+from services.learner.talk.beside import Beside
 from services.learner.talk.idle import waiting_text
 from services.learner.talk.outbox import Outbox
 from services.learner.talk.sent_steps import SentSteps
@@ -106,7 +107,11 @@ class Loop:
         if self._take_up():
             return
         wait = LongWait()
+        beside = Beside(self.client, self.config.run.name)
         while True:
+            for text in self.outbox.patiently("look for replay", beside.look):
+                log.warning("%s", text)
+                self.outbox.warn(text)
             with self.trainer.clock("wait"):
                 entries = self.outbox.patiently("read work", lambda: self.inbox.read(1))
             self.stop.check()

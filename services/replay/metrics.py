@@ -15,6 +15,7 @@ from services.replay.records import Composed
 from services.replay.state import State
 from shared.messages import GroupHeader, Record
 from shared.metrics import RedisWait
+from shared.round_trip import RoundTrip
 from shared.streams import Keys
 
 _SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -103,7 +104,9 @@ class ReplayMetrics:
         self.redis_limit = gauge(p + "redis_memory_limit_bytes", "maxmemory of Redis; 0: no limit")
         self.live_actors = gauge(p + "live_actors", "actors that report")
         self.silent_actors = gauge(p + "silent_actors", "actors that stopped reporting without signing off")
+        self.learner_silent = gauge(p + "learner_silent_seconds", "how long the learner has said nothing; 0: it speaks")
         self.redis_wait = RedisWait("replay", registry)
+        self.round_trip = RoundTrip("replay", registry)
         self.reconnects = counter(p + "redis_reconnects", "times the state was loaded again after Redis failed")
 
     def group(self, header: GroupHeader) -> None:
@@ -154,10 +157,11 @@ class ReplayMetrics:
         self.dead_letters.values = {(): await _ever_added(client, keys.dead)}
         self.waiting.set(waiting_s)
 
-    def actors(self, alive: int, silent: int) -> None:
-        """How many report, and how many have stopped."""
+    def others(self, alive: int, silent: int, learner_silent_s: float) -> None:
+        """How many actors report, how many have stopped, and for how long the learner has not spoken."""
         self.live_actors.set(alive)
         self.silent_actors.set(silent)
+        self.learner_silent.set(learner_silent_s)
 
     def show(self, state: State) -> None:
         """Set the gauges that follow the state."""

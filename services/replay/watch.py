@@ -7,15 +7,19 @@ again.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
 import redis.asyncio
+from redis.exceptions import NoPermissionError
 
 from services.replay.adaptive import STARVING
 from services.replay.silent import Silent
 from services.replay.state import State
+from shared.heard import Heard
 from shared.messages import Task
+from shared.only_one import idle_s
 from shared.streams import FIELD, Keys
 from shared.waiting import START_S
 
@@ -37,6 +41,7 @@ class Watch:
         self._clogged, self._alike = 0, 0  # steps in a row
         self._under_way = False  # a batch was made
         self.actors = Silent(client, keys)
+        self.learner = Heard("learner", clock)
 
     def batch(self, stats: dict[str, Any], capacity: int) -> None:
         """A batch was made: what of it is of no use when it stays like that is said, once."""
@@ -84,12 +89,23 @@ class Watch:
         self._missing = missing - set(self._vanished)
         silent = await self.actors.look()
         self._warnings += silent
+        await self._look_for_learner(state.counters.finished)
         what, seconds = self.waiting()
         limit = LONG_WAIT_S if self._under_way else START_S
         if seconds > limit and not self._warned:
             self._warned = True
             self._warnings.append(f"nothing has happened for {seconds:.0f} s; waiting for {what}.")
         return bool(self._vanished or self._warnings)
+
+    async def _look_for_learner(self, finished: bool) -> None:
+        if finished:  # it leaves, and nobody misses it
+            self.learner = Heard("learner", self._clock)
+            return
+        with suppress(NoPermissionError):
+            connected = cast(Any, await self.client.client_list())
+            idle = idle_s(connected, self.keys.run, "learner", self.client.get_connection_kwargs())
+            if said := self.learner.take(idle):
+                self._warnings.append(said)
 
     async def _in_stream(self) -> set[tuple[str, int]]:
         """The tasks and their attempts that wait or are with actors, read in pages: replay does other things between.
@@ -107,6 +123,10 @@ class Watch:
         """The tasks that are lost and still wanted; each is given out once."""
         found, self._vanished = self._vanished, []
         return [task for id, attempt in found if (task := state.tasks.get(id)) and task.attempt == attempt]
+
+    def tell(self, text: str) -> None:
+        """One more sentence."""
+        self._warnings.append(text)
 
     def warnings(self) -> list[str]:
         """Sentences for people; each is given out once."""

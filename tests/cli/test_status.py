@@ -16,6 +16,7 @@ from cli.run.recorder import Recorder
 from cli.status import newest_run, read_state
 from shared import events, streams
 from shared.config import build
+from shared.gpu_lease import mark_of
 from shared.messages import EVAL, Task, WeightsNotice, encode
 from shared.streams import Keys
 from shared.versions import Version
@@ -100,6 +101,50 @@ def test_a_warning_is_shown_however_many_swaps_come_behind_it(
     said = " ".join(capsys.readouterr().out.split())
     assert "replay: acceptance is low" in said and "host-1 refused weights 0.8: the canary is off by 0.4" in said
     assert said.count("host-1: Redis is full") == 1
+
+
+def test_services_that_neither_report_nor_ask_are_named(run_in_redis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = Keys("exp7")
+    monkeypatch.setattr("cli.status.ASKS_S", 0.05)
+    with redis.Redis.from_url(run_in_redis) as client:
+        time.sleep(0.1)
+        [learner] = read_state(client, "exp7")["troubles"]  # nobody has asked as replay yet
+        assert learner.startswith("the learner has stopped reporting (hung, stopped, cut off or ended): no step is")
+        client.set(mark_of("exp7"), "it trains a long step")
+        assert read_state(client, "exp7")["troubles"] == []
+        client.xgroup_create(keys.groups, streams.REPLAY, mkstream=True)
+        streams.add(client, keys.groups, b"an entry")
+        client.xreadgroup(streams.REPLAY, "replay-1", {keys.groups: ">"})
+        time.sleep(0.1)
+        [replay] = read_state(client, "exp7")["troubles"]
+        assert replay.startswith("replay has stopped reporting (hung, stopped, cut off or ended): no task is issued")
+        events.emit(client, keys, "finished", step=100)
+        assert read_state(client, "exp7")["troubles"] == []
+
+
+def test_a_database_of_others_is_named(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["status", "--redis", redis_url, "--run", "exp7"]
+    assert main(words) == 0
+    assert "This database" not in capsys.readouterr().out
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("session:42", "x")
+    assert main(words) == 0
+    assert "nothing of a run 'exp7', and 1 keys of others, such as 'session:42'" in _flat(capsys.readouterr().out)
+
+
+def test_a_server_that_is_none_for_the_run_is_named_in_one_sentence(
+    redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = f"redis://:wrong@{redis_url.rpartition('@')[2]}"
+    assert main(["status", "--redis", wrong, "--run", "exp7"]) == 2
+    assert "refuses the password: put the right one into redis.url." in _flat(capsys.readouterr().err)
+    monkeypatch.setattr("shared.redis_client.MINIMUM_VERSION", (99, 1))
+    assert main(["status", "--redis", redis_url, "--run", "exp7"]) == 2
+    assert "XAUTOCLAIM needs 99.1 or newer: upgrade it." in _flat(capsys.readouterr().err)
+
+
+def _flat(said: str) -> str:
+    return " ".join(said.split())
 
 
 @pytest.mark.slow
