@@ -16,7 +16,20 @@ from dataclasses import dataclass
 
 from cli.chaos.log import Added, Dropped, Fact, Put, Removed
 from shared.config import Config
-from shared.messages import TRAIN, Batch, GroupHeader, Hello, Record, Result, Scan, ScanResult, Sync, Task, Trained
+from shared.messages import (
+    TRAIN,
+    Batch,
+    Cursor,
+    GroupHeader,
+    Hello,
+    Record,
+    Result,
+    Scan,
+    ScanResult,
+    Sync,
+    Task,
+    Trained,
+)
 from shared.versions import Version
 
 
@@ -84,8 +97,7 @@ class BatchesObeyTheMethod:
         self._headers: dict[bytes, GroupHeader] = {}  # not filed yet, by entry
         self._results: dict[bytes, Result] = {}  # not applied yet
         self._arrived: dict[str, Arrived] = {}
-        self._known: set[str] = set()  # every group that was ever filed, or whose task was given up
-        self._usable: set[str] = set()
+        self._known: set[str] = set()  # whose task has ended: a group that comes behind that is none
         self._batches: dict[int, Batch] = {}
         self._stored: dict[str, Stored] = {}
         self._inserted = 0
@@ -102,8 +114,6 @@ class BatchesObeyTheMethod:
                 self._min_version[task.id] = task.min_version
             case Added("groups", id, GroupHeader() as header):
                 self._headers[id] = header
-                if header.usable:
-                    self._usable.add(header.id)
             case Added("results", id, message) if message is not None:
                 self._results[id] = message
             case Added("work", _, Scan() as scan):
@@ -123,8 +133,10 @@ class BatchesObeyTheMethod:
                 self._table.add(id)
             case Dropped("buffer", id):
                 self._table.discard(id)
-            case Dropped("tasks", id) if id not in self._usable:
-                self._known.add(id)  # given up: a group that comes late is none
+            case Put("tasks", id, _):
+                self._known.discard(id)
+            case Dropped("tasks", id):
+                self._known.add(id)
 
     def end(self, finished: bool) -> None:
         """Everything was judged as it came."""
@@ -137,6 +149,8 @@ class BatchesObeyTheMethod:
     def _file(self, header: GroupHeader) -> None:
         if header.kind != TRAIN or not header.usable or header.id in self._known:
             return
+        if header.version_min.number < self._min_version[header.id]:
+            return  # of an attempt that was replaced, and older than the one in its place may be
         self._known.add(header.id)
         if self._kind and header.fingerprints != self._kind:
             self._stored.clear()
@@ -153,19 +167,24 @@ class BatchesObeyTheMethod:
                 if result.version != self._version or result.again:
                     self._begin_selection()
                 if result.version.number > self._step:
-                    self._skip_to(result.version.number)
+                    self._skip_to(result.version.number, result.cursor)
                 self._version = result.version
             case Trained() if result.version.lineage >= self._version.lineage:
                 self._version = max(self._version, result.version)
                 if result.step == self._step:
                     self._append(result)
 
-    def _skip_to(self, step: int) -> None:
+    def _skip_to(self, step: int, cursor: Cursor | None) -> None:
         """The server lost steps: what they used is gone, and what is stored is taken from replay's own table."""
         self._step = step
         self._stored = {id: stored for id, stored in self._stored.items() if id in self._table}
         used = {id for batch in self._batches.values() for id in batch.fresh}
-        self._arrived = {id: arrived for id, arrived in self._arrived.items() if id not in used}
+        left = {id: arrived for id, arrived in self._arrived.items() if id not in used}
+        self._arrived = {
+            id: arrived
+            for id, arrived in left.items()
+            if (arrived.number in cursor.untrained if cursor else arrived.due >= step)
+        }
 
     def _append(self, trained: Trained) -> None:
         records = {record.id: record for record in trained.records}

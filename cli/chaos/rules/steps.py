@@ -18,6 +18,7 @@ class TrainedOnce:
         self._said: dict[tuple[int, int], bytes] = {}  # (lineage, step) -> Trained
         self._chain: dict[int, int] = {}  # step -> the lineage that trained it, as the newest weights have it
         self._begun: set[int] = set()
+        self._untold: set[int] = set()  # steps that a learner said it was beyond, and whose word the server has lost
         self._batches: dict[int, Batch] = {}
         self._fresh_in: dict[str, int] = {}
         self._ledger: list[int] = []
@@ -38,12 +39,12 @@ class TrainedOnce:
                 self._twice = counters["trained_twice"]
 
     def end(self, finished: bool) -> None:
-        """Every step up to the last is in the weights; of one whose word a dying server lost, replay knows nothing."""
+        """Every step up to the last is in the weights, by the word of it or by that of a learner that was beyond it."""
         self.counts["steps"] = len(self._chain)
         self.counts["counted_twice"] = self._twice
-        missing = set(range(max(self._chain, default=-1))) - set(self._chain)
-        self.counts["steps_untold"] = len(missing - set(self._ledger))
-        for step in sorted(missing & set(self._ledger)):
+        untold = self._untold - set(self._ledger)  # what replay has noted it was told
+        self.counts["steps_untold"] = len(untold)
+        for step in sorted(set(range(max(self._chain, default=0))) - set(self._chain) - untold):
             self.broken.append(f"step {step} was trained by no lineage that the newest weights come from.")
         if self._twice:
             self.broken.append(f"replay itself counts {self._twice} groups that were trained twice as fresh ones.")
@@ -62,11 +63,12 @@ class TrainedOnce:
 
     def _begin(self, hello: Hello) -> None:
         lineage, step = hello.version
-        if lineage in self._begun:
-            return
-        self._begun.add(lineage)
-        for later in [s for s in self._chain if s >= step]:
-            del self._chain[later]
+        if lineage not in self._begun:
+            self._begun.add(lineage)
+            for later in [s for s in self._chain if s >= step]:
+                del self._chain[later]
+            self._untold = {s for s in self._untold if s < step}
+        self._untold |= set(range(max(self._chain, default=-1) + 1, step))
 
     def _trained(self, trained: Trained) -> None:
         lineage, step = trained.version.lineage, trained.step
@@ -83,6 +85,7 @@ class TrainedOnce:
         if self._chain and step <= max(self._chain):
             self.broken.append(f"step {step} was trained again in lineage {lineage}, behind step {max(self._chain)}.")
         self._chain[step] = lineage
+        self._untold.discard(step)
 
     def _note(self, step: int, fresh: list[str]) -> None:
         if self._ledger and step <= self._ledger[-1]:

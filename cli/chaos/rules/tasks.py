@@ -2,12 +2,18 @@
 
 issued (attempt a) --usable group filed--> stored
                    |--failure, or its entry gone--> issued again (attempt a + 1)
-                   '--after the last attempt--> given up, counted in `lost`
+                   '--after the last attempt, or the prompt refused--> given up, counted in `lost`
+
+A server that lost writes has replay go on from the learner's step. What became of the tasks by then stands in the
+learner's word of it alone (the cursor of Hello): what rests on that is `forgiven`, in the transaction that takes it.
 """
+
+from collections import Counter
 
 from cli.chaos.log import Added, Counted, Dropped, Fact, Put, Removed
 from shared.config import Config
-from shared.messages import EVAL, TRAIN, Batch, GroupHeader, Hello, Task, Trained
+from shared.messages import AGAIN, EVAL, TRAIN, Batch, GroupHeader, Hello, Task, Trained
+from shared.versions import Version
 
 
 class EveryTaskEnds:
@@ -15,59 +21,70 @@ class EveryTaskEnds:
 
     def __init__(self, config: Config) -> None:
         self.broken: list[str] = []
-        self._attempts = config.replay.max_attempts
+        self._attempts, self._max_lag = config.replay.max_attempts, config.replay.max_lag
+        self._batch = config.learner.batch
         self._issued: dict[str, Task] = {}  # the last attempt of each task
         self._open: set[str] = set()  # replay:tasks
-        self._usable: set[str] = set()
+        self._fresh: set[str] = set()  # replay:fresh
         self._stored: set[str] = set()  # closed by a usable group
-        self._entries: dict[bytes, tuple[str, int]] = {}  # of the stream, not acknowledged
-        self._unread: dict[bytes, str] = {}  # headers that replay has not filed, by entry
-        self._given_up = 0
+        self._entries: dict[bytes, str] = {}  # of the stream, not acknowledged
+        self._headers: dict[bytes, GroupHeader] = {}  # not filed yet, by entry
         self._results: dict[bytes, Hello | Trained] = {}  # not applied yet
-        self._step, self._lost = 0, 0
-        # the server lost writes, and replay goes on at the learner's step, and cursor: forgiven until its next batch
-        self._went_back, self._sent = False, False
-        self._unknown = 0  # lost tasks of which the writes that are left say nothing
+        self._taken: dict[str, int] = {}  # group -> the step whose batch holds it
+        self._step, self._version = 0, Version(-1, 0)
+        self._lost = 0  # as replay has to count them
+        self._astray = 0  # training tasks that are nowhere, and were told of
+        self._asked: Counter[int] = Counter()  # questions that have ended, by round
+        # of the transaction under way
+        self._ends: dict[str, bool] = {}  # task -> whether a usable group ends it, or a failure
+        self._ahead: Hello | None = None  # of a learner that is ahead of replay
         self.counts = {"tasks": 0, "attempts": 0, "groups": 0, "given_up": 0, "open": 0, "lost": 0, "forgiven": 0}
 
     def see(self, fact: Fact) -> None:
         """The next fact."""
         match fact:
-            case Added("tasks", id, Task() as task):
-                self._issue(id, task)
-            case Added("groups", id, GroupHeader() as header):
-                self._unread[id] = header.id
-                task = self._issued.get(header.id)
-                is_old = task is not None and header.version_min.number < task.min_version  # and is dropped
-                if header.usable and not is_old:
-                    self.counts["groups"] += header.id not in self._usable
-                    self._usable.add(header.id)
-            case Added("results", id, Hello() | Trained() as result):
-                self._results[id] = result
-            case Removed("tasks", ids):
-                for id in ids:
-                    self._entries.pop(id, None)
-            case Removed("groups", ids):
-                for id in ids:
-                    self._unread.pop(id, None)
-            case Removed("results", ids):
-                for result in [self._results.pop(id) for id in ids if id in self._results]:
+            case Added("tasks", entry, Task() as task):
+                self._issue(entry, task)
+            case Added("groups", entry, GroupHeader() as header):
+                self._headers[entry] = header
+            case Added("results", entry, Hello() | Trained() as result):
+                self._results[entry] = result
+            case Added("work", _, Batch() as batch):
+                self._taken |= dict.fromkeys(batch.fresh, batch.step)
+            case Removed("tasks", entries):
+                for entry in entries:
+                    self._entries.pop(entry, None)
+            case Removed("groups", entries):
+                for header in [self._headers.pop(entry) for entry in entries if entry in self._headers]:
+                    self._file(header)
+            case Removed("results", entries):
+                for result in [self._results.pop(entry) for entry in entries if entry in self._results]:
                     self._apply(result)
             case Put("tasks", id, _):
                 if id in self._stored:
                     self.broken.append(f"task {id} was issued again although its group is stored.")
                 self._open.add(id)
+            case Put("fresh", id, _):
+                self._fresh.add(id)
             case Dropped("tasks", id):
                 self._drop(id)
-            case Added("work", _, Batch()):
-                self._sent = True
+            case Dropped("fresh", id):
+                self._fresh.discard(id)
+            case Added("events", _, {"kind": "eval", "round": int(round), "n": int(n), "failed": int(failed)}):
+                if n + failed != self._asked[round]:
+                    self.broken.append(
+                        f"the evaluation of version {round} counts {n + failed} questions, and {self._asked[round]} "
+                        "have ended."
+                    )
             case Counted(counters):  # the last word of a transaction
-                self._count(counters["lost"])
+                self._count(counters["issued"], counters["lost"], counters["refilled"])
+                self._ends.clear()
+                self._ahead = None
 
     def end(self, finished: bool) -> None:
         """What is open must be with an actor or on its way; in a finished run nothing is."""
-        self.counts["given_up"], self.counts["open"] = self._given_up, len(self._open)
-        somewhere = {id for id, _ in self._entries.values()} | set(self._unread.values())
+        self.counts["open"] = len(self._open)
+        somewhere = {*self._entries.values(), *(header.id for header in self._headers.values())}
         for id in sorted(self._open):
             task = self._issued.get(id)
             if task is None:
@@ -81,41 +98,95 @@ class EveryTaskEnds:
             elif finished and task.kind in (TRAIN, EVAL):
                 self.broken.append(f"the run has finished, and task {id} is still open.")
 
-    def _apply(self, result: Hello | Trained) -> None:
-        if isinstance(result, Trained):
-            self._step += result.step == self._step
-        elif result.version.number > self._step:
-            self._went_back, self._sent, self._step = True, False, result.version.number
-
     def _issue(self, entry: bytes, task: Task) -> None:
-        before = self._issued.get(task.id)
-        self.counts["tasks"] += before is None
+        self.counts["tasks"] += task.id not in self._issued
         self.counts["attempts"] += 1
         if task.attempt >= self._attempts:
             self.broken.append(f"task {task.id} was issued {task.attempt + 1} times, and {self._attempts} are allowed.")
         self._issued[task.id] = task
-        self._entries[entry] = (task.id, task.attempt)
+        self._entries[entry] = task.id
+
+    def _file(self, header: GroupHeader) -> None:
+        """The first that ends its task: what comes behind is a duplicate."""
+        task = self._issued.get(header.id)
+        if task is None or header.id not in self._open:
+            return
+        if header.usable and (task.kind == EVAL or header.version_min.number >= task.min_version):
+            self._ends.setdefault(header.id, True)
+        elif not header.usable and header.attempt == task.attempt and (header.refused or self._is_last(task)):
+            self._ends.setdefault(header.id, False)
+
+    def _is_last(self, task: Task) -> bool:
+        return task.attempt + 1 >= self._attempts
+
+    def _apply(self, result: Hello | Trained) -> None:
+        """Where replay stands."""
+        version = result.version
+        if isinstance(result, Trained) and version.lineage >= self._version.lineage:
+            self._version = max(self._version, version)
+            self._step += result.step == self._step
+        elif isinstance(result, Hello) and version >= self._version:
+            self._version = version
+            if version.number > self._step:
+                self._step = version.number
+                self._go_on_from(result)
+
+    def _go_on_from(self, ahead: Hello) -> None:
+        self._ahead = ahead
+        if ahead.cursor is not None:
+            self.counts["forgiven"] += abs(ahead.cursor.lost - self._lost)
+            self._lost = ahead.cursor.lost
+            self._stored -= {id for id in self._stored if self._issued[id].number >= ahead.cursor.issued}  # to come
 
     def _drop(self, id: str) -> None:
         self._open.discard(id)
-        if id in self._usable:
-            self._stored.add(id)
-            return
         task = self._issued.get(id)
-        if task is not None and task.attempt + 1 >= self._attempts:
-            self._given_up += task.kind == TRAIN
-        elif self._went_back:
+        if task is None:
+            self._told(f"task {id} was dropped and never put on the stream.")
+        elif self._ahead is not None and self._is_over(task, self._ahead):
             self.counts["forgiven"] += 1
-        elif task is None or task.kind in (TRAIN, EVAL):
-            self.counts["lost"] += 1
-            self.broken.append(f"task {id} was dropped without a group, a reissue or its last attempt.")
+        elif self._ends.get(id):
+            self._stored.add(id)
+            self.counts["groups"] += 1
+            self._asked[task.round] += task.kind == EVAL
+        elif id in self._ends or self._is_last(task):  # an entry that is gone leaves no group
+            self._lost += task.kind == TRAIN
+            self.counts["given_up"] += task.kind == TRAIN
+            self._asked[task.round] += task.kind == EVAL
+        elif task.kind in (TRAIN, EVAL):
+            self._astray += task.kind == TRAIN
+            self._told(f"task {id} was dropped without a group, a reissue or its last attempt.")
 
-    def _count(self, lost: int) -> None:
-        before, self._lost = self._lost, lost
-        expected = self._given_up + self._unknown
-        if self._went_back:
-            self.counts["forgiven"] += abs(lost - expected)
-            self._unknown = lost - self._given_up
-            self._went_back = not self._sent
-        elif lost not in (before, expected):
-            self.broken.append(f"replay counts {lost} lost tasks, and {expected} were given up.")
+    def _is_over(self, task: Task, ahead: Hello) -> bool:
+        """Whether a batch of the log, or the learner's word alone, has it trained or given up by now."""
+        step, cursor = ahead.version.number, ahead.cursor
+        if task.kind != TRAIN:
+            return task.kind == AGAIN
+        if self._taken.get(task.id, step) < step:
+            return True
+        return task.number not in cursor.untrained if cursor else task.min_version + self._max_lag < step
+
+    def _count(self, issued: int, lost: int, refilled: int) -> None:
+        """`lost` is exact; where nobody knows it any more, it is what the other numbers leave of the issued tasks."""
+        if self._ahead is not None and self._ahead.cursor is None:
+            self.counts["forgiven"] += abs(lost - self._lost)
+        elif lost != self._lost:
+            self.broken.append(f"replay counts {lost} lost tasks, and {self._lost} were given up.")
+        self._lost = lost
+        trained = self._step * self._batch
+        running, here = [sum(self._kind(id) == TRAIN for id in ids) for ids in (self._open, self._fresh)]
+        astray = issued - trained - lost - refilled - running - here
+        if astray != self._astray:
+            self.counts["lost"] += max(0, astray - self._astray)
+            self.broken.append(
+                f"of {issued} issued training tasks {trained} are trained, {lost} lost, {refilled} refilled, {running} "
+                f"running and {here} here, which leaves {astray}."
+            )
+        self._astray = astray
+
+    def _kind(self, id: str) -> str:
+        return self._issued[id].kind if id in self._issued else ""
+
+    def _told(self, sentence: str) -> None:
+        self.counts["lost"] += 1
+        self.broken.append(sentence)

@@ -16,6 +16,7 @@ class VersionsGrow:
         self.broken: list[str] = []
         self.counts = {"versions": 0, "lineages": 0}
         self._newest: Version | None = None
+        self._gap: tuple[Version, Version] | None = None  # published one behind the other, and not explained yet
         self._digests: dict[Version, str] = {}
         self._saved = {0}
         self._began: dict[int, int] = {}  # lineage -> its first number
@@ -31,6 +32,8 @@ class VersionsGrow:
                 self._saved.add(saved.step)
             case Added("results", _, Hello() as hello):
                 self._began.setdefault(hello.version.lineage, hello.version.number)
+                if self._gap is not None and hello.version == self._gap[1]:
+                    self._gap = None  # the learner says where it is: the server has lost those between
             case Counted(counters):
                 self._at(counters["step"], Version(*counters["version"]) if counters["version"] else None)
             case Added("events", _, {"kind": "swap", "actor": str(actor), "version": str(version)}):
@@ -38,20 +41,28 @@ class VersionsGrow:
 
     def end(self, finished: bool) -> None:
         """Where the lineages began; a checkpoint may be told of behind the first word of the life that found it."""
+        self._one_is_missing()
         self.counts |= {"versions": len(self._digests), "lineages": len(self._began)}
         for lineage, number in self._began.items():
             if number not in self._saved:
                 self.broken.append(f"lineage {lineage} begins at step {number}, of which there is no checkpoint.")
 
     def _published(self, notice: WeightsNotice) -> None:
+        self._one_is_missing()
         version, newest = notice.version, self._newest
         if self._digests.setdefault(version, notice.digest) != notice.digest:
             self.broken.append(f"version {version} was published with two different contents.")
         if newest is not None and version < newest:
             self.broken.append(f"version {version} was published behind version {newest}.")
         elif newest is not None and version.lineage == newest.lineage and version.number > newest.number + 1:
-            self.broken.append(f"version {version} was published behind version {newest}: one is missing.")
+            self._gap = newest, version
         self._newest = max(newest or version, version)
+
+    def _one_is_missing(self) -> None:
+        if self._gap is not None:
+            before, version = self._gap
+            self.broken.append(f"version {version} was published behind version {before}: one is missing.")
+        self._gap = None
 
     def _at(self, step: int, version: Version | None) -> None:
         before, known = self._replay
