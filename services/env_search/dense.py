@@ -91,7 +91,8 @@ def nearest(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """The k rows of `embeddings` [documents, d] with the largest inner product to each of `queries` [n, d].
 
-    Numbers int64 [n, k] and scores float32 [n, k] as in SearchBackend.
+    Numbers int64 [n, k] and scores float32 [n, k] as in SearchBackend. A row whose product is not finite
+    is never found; one of +inf takes the place of another in its block.
     """
     import faiss
 
@@ -101,8 +102,9 @@ def nearest(
     for start in range(0, len(embeddings), block_documents):
         block = np.ascontiguousarray(embeddings[start : start + block_documents])
         values, found = faiss.knn(queries, block, min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
-        all_scores = np.concatenate([scores, values], axis=1)
-        all_ids = np.concatenate([ids, found + start], axis=1)
+        real = (found >= 0) & np.isfinite(values)  # faiss fills up with -1 where products are NaN
+        all_scores = np.concatenate([scores, np.where(real, values, -np.inf)], axis=1)
+        all_ids = np.concatenate([ids, np.where(real, found + start, NO_DOCUMENT)], axis=1)
         order = np.lexsort((all_ids, -all_scores), axis=1)[:, :k]
         scores, ids = np.take_along_axis(all_scores, order, 1), np.take_along_axis(all_ids, order, 1)
     scores[ids == NO_DOCUMENT] = 0.0

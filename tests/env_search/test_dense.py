@@ -37,6 +37,14 @@ def test_blocks_do_not_change_the_nearest():
     assert (scores[:, 3:] == 0).all()
 
 
+@pytest.mark.parametrize(("value", "block"), [(np.nan, 2), (np.nan, 9), (-np.inf, 2), (np.inf, 2)])
+def test_embeddings_that_are_not_finite_are_never_found(value: float, block: int):
+    embeddings = np.full((6, 4), value, np.float32)
+    embeddings[:2] = 1
+    ids, scores = nearest(np.ones((1, 4), np.float32), embeddings, 3, block_documents=block)
+    assert ids.tolist() == [[0, 1, NO_DOCUMENT]] and scores.tolist() == [[4, 4, 0]]
+
+
 @pytest.mark.slow
 def test_an_interrupted_embedding_continues(corpus_file: Path, tmp_path: Path):
     heard: list[int] = []

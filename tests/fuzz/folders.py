@@ -47,7 +47,8 @@ def altered(draw: st.DrawFn, valid: Any) -> Any:
     return out
 
 
-def _json(valid: Any) -> st.SearchStrategy[bytes]:
+def json_like(valid: Any) -> st.SearchStrategy[bytes]:
+    """JSON in which something else stands, or nearly JSON."""
     data = json.dumps(valid).encode()
     return st.just(data) | near(st.just(data), _STRANGE) | altered(valid).map(lambda value: json.dumps(value).encode())
 
@@ -86,14 +87,14 @@ def indexes(draw: st.DrawFn) -> tuple[str, bytes]:
     name = draw(st.sampled_from(sorted(_index())))
     data = _index()[name]
     if name.endswith(".json"):
-        return name, draw(_json(json.loads(data)))
-    return name, draw(near(st.just(data), _STRANGE) | arrays(np.load(io.BytesIO(data))))
+        return name, draw(json_like(json.loads(data)))
+    return name, draw(near(st.just(data), _STRANGE) | arrays_like(data))
 
 
 @st.composite
-def arrays(draw: st.DrawFn, valid: np.ndarray) -> bytes:
-    """A .npy file of this type, with other values in a few places, or in all, or another number of them."""
-    values = valid.copy()
+def arrays_like(draw: st.DrawFn, valid: bytes) -> bytes:
+    """A .npy file of the type of this one, with other values in a few places, or in all, or another number of them."""
+    values = np.load(io.BytesIO(valid))
     numbers = ANY_FLOAT if values.dtype.kind == "f" else ANY_INT
     for at in draw(st.lists(st.integers(0, len(values) - 1), max_size=4)) or [slice(None)]:
         with np.errstate(over="ignore"):
@@ -132,7 +133,7 @@ def checkpoints(draw: st.DrawFn) -> tuple[bytes, bytes]:
     """(trainer_state.pt, manifest)"""
     state, manifest = io.BytesIO(), {"step": 1, "digest": "d", "size": 3}
     torch.save({"step": 1, "optimiser": {"a": torch.zeros(3)}, "cursor": None}, state)
-    return draw(near(st.just(state.getvalue()), _STRANGE)), draw(_json(manifest))
+    return draw(near(st.just(state.getvalue()), _STRANGE)), draw(json_like(manifest))
 
 
 def check_checkpoint(case: tuple[bytes, bytes]) -> bool:
@@ -189,7 +190,7 @@ def check_contents(case: tuple[bytes, bytes, bytes]) -> bool:
 TARGETS = [
     Target("indexes", st.deferred(indexes), check_index, cost=10, warm=_index),
     Target("checkpoints", checkpoints(), check_checkpoint, cost=5),
-    Target("adapters", st.tuples(_json(_HEADER), _json(_BASE), _json(_CONFIG)), check_adapters, cost=5),
+    Target("adapters", st.tuples(json_like(_HEADER), json_like(_BASE), json_like(_CONFIG)), check_adapters, cost=5),
     Target(
         "version contents",
         st.tuples(_msgpack(_CONTENTS), near(st.just(_CHANGE), CLAIMS), _msgpack(_ROUND)),

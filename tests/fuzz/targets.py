@@ -3,6 +3,7 @@
 from tests.fuzz import (
     configuration,
     data_files,
+    dense_indexes,
     evaluations,
     folders,
     grammar,
@@ -20,6 +21,7 @@ TARGETS = [
     *data_files.TARGETS,
     *own_parts.TARGETS,
     *folders.TARGETS,
+    *dense_indexes.TARGETS,
     *evaluations.TARGETS,
     *redis_values.TARGETS,
 ]
