@@ -9,7 +9,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from cli.run.recorder import Recorder
+from cli.run.recorder import BEGINNING, Recorder, place
 from cli.run.view import RunView
 from shared import events
 from shared.cancellation import raise_if_cancelled
@@ -33,6 +33,8 @@ class Listener:
         """What was recorded in earlier sessions is shown first. on_event: called with each new event."""
         self.view, self.recorder, self.over = view, recorder, asyncio.Event()
         self._keys, self._on_event = Keys(config.run.name), on_event
+        self._at = recorder.last_id  # the stream is read up to here
+        self._again = set[tuple[str, float]]()  # the id and time of what may be read once more
         for record in recorder.records():
             self._show(record)
 
@@ -43,7 +45,9 @@ class Listener:
         while True:
             raise_if_cancelled()
             try:
-                reply = await client.xread({self._keys.events: self.recorder.last_id}, count=500, block=1000)
+                reply = await client.xread({self._keys.events: self._at}, count=500, block=1000)
+                if not reply:
+                    await self._begin_again_where_ids_go_back(client)
             except (redis.RedisError, OSError):
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -64,14 +68,22 @@ class Listener:
         """What was said up to now and not read yet, as far as a server that may hang tells it at once."""
         with suppress(redis.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(DRAIN_S):
-                while reply := await client.xread({self._keys.events: self.recorder.last_id}, count=500):
+                while reply := await client.xread({self._keys.events: self._at}, count=500):
                     self._take(reply)
+
+    async def _begin_again_where_ids_go_back(self, client: redis.asyncio.Redis) -> None:
+        """As on an emptied server, or an older state of it, whose clock is behind: nothing that it adds lies above."""
+        newest: Any = await client.xrevrange(self._keys.events, count=1)
+        if newest and place(newest[0][0].decode()) < place(self._at):
+            self._at, self._again = BEGINNING, self.recorder.recorded()
 
     def _take(self, reply: Any) -> None:
         for id, record in events.parse(reply):
-            self.recorder.add(id, record)
-            self._show(record)
-            self._on_event(record)
+            if (id.decode(), record["time"]) not in self._again:
+                self.recorder.add(id, record)
+                self._show(record)
+                self._on_event(record)
+            self._at = id.decode()
 
     def _show(self, record: Event) -> None:
         self.view.update(record)

@@ -10,6 +10,7 @@ command itself writes (session, ready, memory) have no id.
 
 import json
 import os
+import re
 import time
 from io import FileIO
 from pathlib import Path
@@ -28,7 +29,7 @@ class Recorder:
     def __init__(self, run_dir: Path) -> None:
         self.events_path, self.metrics_path = run_dir / EVENTS, run_dir / METRICS
         newest = (_parsed(line) or {} for line in reversed(_lines(self.events_path)))
-        self.last_id: str = next((r[STREAM_ID] for r in newest if STREAM_ID in r), BEGINNING)
+        self.last_id: str = next((r[STREAM_ID] for r in newest if _is_of_stream(r)), BEGINNING)
         self._last_step = max((r["step"] for r in read_records(self.metrics_path)), default=-1)
         _end_with_newline(self.events_path)
         _end_with_newline(self.metrics_path)
@@ -37,6 +38,10 @@ class Recorder:
     def records(self) -> list[dict[str, Any]]:
         """Everything stored so far, of earlier sessions too; kept on disk alone, since a run may be long."""
         return read_records(self.events_path)
+
+    def recorded(self) -> set[tuple[str, float]]:
+        """Id and time of each stored event of the stream."""
+        return {(r[STREAM_ID], r["time"]) for r in self.records() if _is_of_stream(r)}
 
     def add(self, id: bytes, record: dict[str, Any]) -> None:
         """Store an event of the stream. OSError where the disk takes no more; it may be added again then.
@@ -66,9 +71,20 @@ class Recorder:
         self._last_step = step
 
 
+def place(id: str) -> tuple[int, int]:
+    """Where an id of a stream stands among others."""
+    first, _, second = id.partition("-")
+    return int(first), int(second)
+
+
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The records of a file; a line that a crash cut off, or that is no record, is left out."""
     return [record for line in _lines(path) if (record := _parsed(line)) is not None]
+
+
+def _is_of_stream(record: dict[str, Any]) -> bool:
+    id, time = record.get(STREAM_ID), record.get("time")
+    return isinstance(id, str) and bool(re.fullmatch(r"\d{1,20}-\d{1,20}", id)) and isinstance(time, float)
 
 
 def _lines(path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from shared.cancellation import stop
 from shared.config import build
 from shared.errors import UserError
 from shared.redis_client import connect_async
-from shared.streams import Keys
+from shared.streams import FIELD, Keys
 
 
 async def _until(condition: Callable[[], object]) -> None:
@@ -90,3 +90,35 @@ async def test_a_passing_error_of_a_network_folder_is_said_and_waited_for(
     await stop(following)
     recorder.close()
     await reader.aclose()
+
+
+async def test_what_an_emptied_server_says_is_recorded_once_though_its_clock_is_behind(
+    redis_url: str, tmp_path: Path
+) -> None:
+    config = build({"run": {"name": "behind", "root": str(tmp_path)}})
+    config.run_dir.mkdir()
+    keys, reader = Keys("behind"), connect_async(redis_url)
+
+    async def say(id: str, step: int) -> None:
+        record = f'{{"kind":"step","time":{step}.5,"step":{step},"steps":9}}'
+        await reader.xadd(keys.events, {FIELD: record}, id=id)
+
+    view, recorder = RunView("behind", 9, time.time()), Recorder(config.run_dir)
+    listener = Listener(config, view, recorder)
+    await say("2000-0", 0)
+    await say("3000-0", 1)
+    following = asyncio.ensure_future(listener.follow(reader))
+    await _until(lambda: view.step == 1)
+    await reader.delete(keys.events)
+    await say("2000-0", 0)  # what it had on disk
+    await say("2500-0", 2)
+    await _until(lambda: view.step == 2)
+    await reader.delete(keys.events)
+    await say("999-7", 3)
+    await _until(lambda: view.step == 3)
+    await say("999-8", 4)
+    await _until(lambda: view.step == 4)
+    await stop(following)
+    recorder.close()
+    await reader.aclose()
+    assert [r["step"] for r in read_records(config.run_dir / EVENTS)] == [0, 1, 2, 3, 4]

@@ -86,18 +86,22 @@ class History:
     async def _new_records(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         first, steps, newest = "+", 0, self._newest
-        oldest = f"({self._newest}" if self._newest else "-"
+        oldest = self._newest or "-"
         while steps < STEPS_KEPT:
             reply: Any = await self._client.xrevrange(self._keys.events, first, oldest, count=_AT_ONCE)
-            for id, fields in reply:
+            if reply and first == "+":
+                newest = reply[0][0].decode()
+            met = bool(reply) and reply[-1][0].decode() == self._newest
+            for id, fields in reply[: len(reply) - met]:
                 if not fields.get(FIELD, b"").startswith(_ROLLOUT):
                     found += [record for _, record in events.parse([(id, fields)])]
                     steps += found[-1]["kind"] == "step"
-            if reply and first == "+":
-                newest = reply[0][0].decode()
-            if len(reply) < _AT_ONCE:
+            if met or (len(reply) < _AT_ONCE and oldest == "-"):
                 break
-            first = f"({reply[-1][0].decode()}"
+            if len(reply) < _AT_ONCE:
+                oldest = "-"  # the newest of before is gone: trimmed, or the server was emptied and ids may go back
+            if reply:
+                first = f"({reply[-1][0].decode()}"
         self._newest = newest  # at the end: a walk that fails is taken again
         return found[::-1]
 
@@ -116,8 +120,9 @@ class History:
         elif kind in _NOTICES:
             text = record.get("text") or record.get("reason") or ""
             who = record.get("actor") or record.get("service") or ""
-            self._notices = [*self._notices, {"kind": kind, "time": record["time"], "who": who, "text": text}]
-            self._notices = self._notices[-NOTICES_KEPT:]
+            notice = {"kind": kind, "time": record["time"], "who": who, "text": text}
+            if notice not in self._notices:  # it may be read again
+                self._notices = [*self._notices, notice][-NOTICES_KEPT:]
 
 
 def _short(value: Any) -> Any:
