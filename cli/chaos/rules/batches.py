@@ -175,9 +175,8 @@ class BatchesObeyTheMethod:
                     self._append(result)
 
     def _skip_to(self, step: int, cursor: Cursor | None) -> None:
-        """The server lost steps: what they used is gone, and what is stored is taken from replay's own table."""
+        """The server lost steps: what they used is gone, and what they would have stored was never appended."""
         self._step = step
-        self._stored = {id: stored for id, stored in self._stored.items() if id in self._table}
         used = {id for batch in self._batches.values() for id in batch.fresh}
         left = {id: arrived for id, arrived in self._arrived.items() if id not in used}
         self._arrived = {
