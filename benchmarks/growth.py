@@ -1,120 +1,153 @@
-"""How the cost of a group grows with actors, length, group size and buffer, as exponents; a table and a plot of it.
+"""How the cost of a unit of work grows with buffer, actors, length and group size, as exponents; a table and a plot.
 
-    python -m benchmarks.growth [--plot docs/performance/growth.png]
+    python -m benchmarks.growth [--rounds 5] [--plot docs/performance/growth.png]
 
-Seconds of the processor per fresh group, of the replay process, of Redis, and of the peers' ends of the wire (encode,
-store, fetch, decode) in a run whose actors and learner hardly wait (`benchmarks/simulated.py`), with half a batch
-replayed; and the milliseconds of a selection of 64 from buffers that are filled in process. An exponent of 0 is a cost
-that does not grow, 1 one that grows as the work does. The plot and the table need `--plot`.
+    axis         unit of work        what is measured, in milliseconds
+    buffer       a selection of 64   the selection, and one pass of numpy over the same arrays
+    actors       a group             processor time of replay, of Redis, and of the peers' ends of the wire
+    tokens       1,000 sampled       the same
+    group size   a rollout           the same
+    learner      1,000 read          processor time of the learner's whole step, over tokens of a rollout
+
+Actors and learner of a simulated run hardly wait (`benchmarks/simulated.py`), and half a batch is replayed; peers
+encode, store, fetch, decode and make l_ref. The learner's step is a real one of a small made model, on one thread, over
+as many tokens at each size. Every round measures all rows, every other one from the last to the first, so that a slow
+moment of the machine does not fall on one row.
+
+An exponent is that of a power law through the sizes, fitted in each round: at 0 cost grows as the work does, above it
+faster. The work of a selection is the pass of numpy. `--plot` draws the rows into that file, and writes them as tables
+beside it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from time import process_time
 
 import numpy as np
+import torch
 
 from benchmarks.figure import Figure, run_alone, say
+from benchmarks.growth_page import (
+    FASTER,
+    PASS,
+    WORK,
+    Points,
+    Table,
+    draw,
+    exponents,
+    spread,
+    work_exponent,
+    write_tables,
+)
+from benchmarks.learner import made_group, made_trainer
 from benchmarks.load import Load
-from benchmarks.selection import select, stored
+from benchmarks.selection import numpy_pass, select, stored
 from benchmarks.simulated import simulate
+from services.learner.step import Trainer, train_step
+from services.replay.buffer import Buffer
 from services.replay.policies import get_policy
 from services.replay.rules import Moment
 
-PARTS = ("replay", "redis", "peers")
-AXES = {"actors": "actors", "tokens": "tokens of a rollout", "group size": "rollouts of a group"}
-Table = dict[str, dict[int, dict[str, float]]]  # axis -> size -> part -> milliseconds
+WANTED, SELECTIONS = 64, 50
+Row = Callable[[int], dict[str, float]]  # a round -> part -> milliseconds for a unit of work
 
 
 def measure(
     *,
+    buffers: tuple[int, ...] = (512, 4096, 32768, 100_000),
     actors: tuple[int, ...] = (1, 2, 4, 8, 16),
     tokens: tuple[int, ...] = (100, 400, 1600, 8000),
     group_sizes: tuple[int, ...] = (4, 8, 16, 32),
-    buffers: tuple[int, ...] = (512, 4096, 32768, 100_000),
     batch: int = 32,
     steps: int = 8,
+    hidden: int = 128,
+    layers: int = 2,
+    trained: int = 16_000,
+    rounds: int = 5,
     plot: str = "",
 ) -> list[Figure]:
-    """An exponent for each part along each axis."""
+    """An exponent for each part along each axis. `hidden`, `layers`, `trained`: the learner's model, tokens a step."""
+    torch.set_num_threads(1)
     base = Load(batch=batch, steps=steps, step_s=0.01, slots=4, actors=4, policy="headroom_drift", select=batch // 2,
                 max_lag=1)  # fmt: skip
-    table: Table = {
-        "actors": {n: cost(replace(base, actors=n, slots=2 * n)) for n in actors},
-        "tokens": {n: cost(replace(base, tokens=n)) for n in tokens},
-        "group size": {n: cost(replace(base, group_size=n)) for n in group_sizes},
-        "buffer": {n: {"selection": selection_ms(n)} for n in buffers},
-    }
+    trainer = made_trainer(hidden, layers)
+    learner_ms(trainer, min(tokens), trained, 0)  # warms up
+    rows: dict[tuple[str, int], Row] = {}
+    for n in buffers:
+        rows["buffer", n] = partial(selection_ms, stored(n)[0])
+    for n in actors:
+        rows["actors", n] = partial(wire_ms, replace(base, actors=n, slots=2 * n), batch * steps)
+    for n in tokens:
+        sampled = batch * steps * base.group_size * n / 1000
+        rows["tokens", n] = partial(wire_ms, replace(base, tokens=n), sampled)
+    for n in group_sizes:
+        rows["group size", n] = partial(wire_ms, replace(base, group_size=n), batch * steps * n)
+    for n in tokens:
+        rows["learner", n] = partial(learner_ms, trainer, n, trained)
+    table = measured(rows, rounds)
     if plot:
         draw(table, Path(plot))
-        print_table(table, Path(plot).with_suffix(".md"))
+        write_tables(table, Path(plot).with_suffix(".md"))
+    return [figure for axis, parts in table.items() for figure in figures_of(axis, parts)]
+
+
+def measured(rows: dict[tuple[str, int], Row], rounds: int) -> Table:
+    """All rows in each round, by turns from the first and from the last."""
+    table: Table = {}
+    for r in range(rounds):
+        for (axis, n), row in list(rows.items())[:: -1 if r % 2 else 1]:
+            costs = row(r)
+            for part, ms in costs.items():
+                table.setdefault(axis, {}).setdefault(part, {}).setdefault(n, []).append(ms)
+            said = ", ".join(f"{part} {ms:.3g} ms" for part, ms in costs.items())
+            say(f"round {r + 1} of {rounds}, {axis} {n:,}: {said}")
+    ordered = dict.fromkeys(axis for axis, _ in rows)
+    return {axis: {part: dict(sorted(points.items())) for part, points in table[axis].items()} for axis in ordered}
+
+
+def figures_of(axis: str, parts: dict[str, Points]) -> list[Figure]:
+    """The exponents of the rounds, for each part; the rows in the note."""
     figures = []
-    for axis, points in table.items():
-        for part in points[min(points)]:
-            values = {n: cost[part] for n, cost in points.items()}
-            figures.append(Figure(
-                name=f"growth over {axis}: {part}", unit="exponent", ours=[exponent(values)], judged="ours",
-                at_most=0.2 if axis == "actors" else 1.0,
-                note=", ".join(f"{n:,}: {value:.3g} ms" for n, value in values.items()),
-            ))  # fmt: skip
+    for part, points in parts.items():
+        note = ", ".join(f"{n:,}: {spread(values)}" for n, values in points.items())
+        last = median(exponents(dict(list(points.items())[-2:])))
+        note = f"of the two largest {last:.2f}; ms for {WORK[axis]}: {note}"
+        at_most = None if part == PASS else work_exponent(parts, points) + FASTER
+        figures.append(Figure(name=f"growth over {axis}: {part}", unit="exponent", ours=exponents(points),
+                              judged="ours", at_most=at_most, note=note))  # fmt: skip
     return figures
 
 
-def cost(load: Load) -> dict[str, float]:
-    """Milliseconds of the processor per fresh group, by part."""
-    seen = simulate(load)
-    say(f"{load.actors} actors, {load.tokens} tokens, {load.group_size} rollouts: {seen.mean_step_s:.3f} s a step")
-    return {part: 1e3 * seen.cpu_s[part] / len(seen.trained) for part in PARTS}
+def wire_ms(load: Load, units: float, _: int) -> dict[str, float]:
+    """Of processor time, by part."""
+    return {part: 1e3 * seconds / units for part, seconds in simulate(load).cpu_s.items()}
 
 
-def selection_ms(groups: int, rounds: int = 50) -> float:
-    """The median of `rounds` selections of 64."""
-    buffer, _ = stored(groups)
-    rng, policy = np.random.default_rng(0), get_policy("headroom_drift")
-    taken = []
-    for r in range(rounds):
-        selection = select(buffer, policy, 64, Moment(step=r, seed=0), rng)
-        taken.append(selection.seconds)
+def learner_ms(trainer: Trainer, tokens: int, trained: int, r: int) -> dict[str, float]:
+    """Of processor time for 1,000 tokens that the model reads, in a step of about `trained` tokens.
+
+    A group has a rollout of half and one of once and a half of `tokens`, and no two rows are of one length.
+    """
+    lengths = np.array([tokens / 2, tokens * 3 / 2]).astype(np.int32)
+    groups = [made_group(i, lengths + i) for i in range(max(1, trained // (2 * tokens)))]
+    read = sum(row.inputs for group in groups for row in group.rows)
+    began = process_time()
+    train_step(trainer, r + 1, [], groups)
+    return {"learner": 1e3 * (process_time() - began) / (read / 1000)}
+
+
+def selection_ms(buffer: Buffer, r: int) -> dict[str, float]:
+    """The medians of SELECTIONS selections and passes; each changes scores, as a step does."""
+    rng, policy, taken = np.random.default_rng(r), get_policy("headroom_drift"), []
+    for i in range(SELECTIONS):
+        selection = select(buffer, policy, WANTED, Moment(step=r * SELECTIONS + i, seed=0), rng)
+        taken.append((selection.seconds, numpy_pass(buffer, 0, WANTED)))
         for id, record in selection.refreshed.items():
             buffer.refresh(id, record.headroom, record.drift)
-    say(f"{groups:,} stored groups: {1e3 * np.median(taken):.3f} ms")
-    return float(1e3 * np.median(taken))
-
-
-def exponent(values: dict[int, float]) -> float:
-    """The slope of log cost over log size; a cost too small to be counted counts as a microsecond."""
-    if len(values) < 2:
-        return 0.0
-    return float(np.polyfit(np.log(list(values)), np.log(np.maximum(list(values.values()), 1e-3)), 1)[0])
-
-
-def print_table(table: Table, path: Path) -> None:
-    """The same numbers, as Markdown."""
-    lines = ["| axis | size | " + " | ".join(f"{part}, ms" for part in PARTS) + " |", "|---|---|" + "---|" * len(PARTS)]
-    for axis, points in table.items():
-        for n, cost in points.items():
-            cells = (
-                [f"{cost[part]:.3g}" for part in PARTS] if "replay" in cost else [f"{cost['selection']:.3g}", "", ""]
-            )
-            lines.append(f"| {axis} | {n:,} | " + " | ".join(cells) + " |")
-    path.write_text("\n".join(lines) + "\n")
-
-
-def draw(table: Table, path: Path) -> None:
-    """One panel per axis, both scales logarithmic."""
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(11, 7), layout="constrained")
-    axes: Any = canvas.subplots(2, 2)
-    for panel, (axis, points) in zip(axes.flat, table.items(), strict=True):
-        for part in points[min(points)]:
-            panel.plot(list(points), [cost[part] for cost in points.values()], marker="o", label=part)
-        panel.set(xscale="log", yscale="log", xlabel=AXES.get(axis, "stored groups"),
-                  ylabel="ms of a selection" if axis == "buffer" else "ms of the processor per group")  # fmt: skip
-        panel.grid(alpha=0.3)
-        panel.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(path, dpi=110)
+    return dict(zip(("selection", PASS), (1e3 * np.median(taken, axis=0)).tolist(), strict=True))
 
 
 if __name__ == "__main__":

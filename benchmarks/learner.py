@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.apart import peak_bytes
 from benchmarks.figure import Figure, run_alone, say
@@ -37,10 +38,10 @@ def measure(
     """Forward and step by turns, the first turn warms up."""
     before = peak_bytes()
     trainer = made_trainer(hidden, layers)
-    flat = flatten([made_group(i, rollouts, tokens) for i in range(groups)], torch.device("cpu"))
+    flat = flatten(made_batch(groups, rollouts, tokens), torch.device("cpu"))
     taken = np.zeros((repetitions + 1, 2))
     for i in range(repetitions + 1):
-        fresh = [made_group(i, rollouts, tokens) for i in range(groups)]
+        fresh = made_batch(groups, rollouts, tokens)
         began = time.perf_counter()
         forward(trainer, flat)
         between = time.perf_counter()
@@ -67,11 +68,17 @@ def made_trainer(hidden: int, layers: int) -> Trainer:
     return Trainer(model, None, Optimiser(model.parameters(), settings, 10), settings, 1.0, Clock(), Stop())
 
 
-def made_group(number: int, rollouts: int, tokens: int) -> Group:
-    """A prompt, and rollouts of half to once and a half of `tokens`."""
+def made_batch(groups: int, rollouts: int, tokens: int) -> list[Group]:
+    """Groups whose rollouts are half to once and a half of `tokens` long."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(max(2, tokens // 2), tokens * 3 // 2 + 2, (groups, rollouts)).astype(np.int32)
+    return [made_group(number, each) for number, each in enumerate(lengths)]
+
+
+def made_group(number: int, lengths: NDArray[np.int32]) -> Group:
+    """A prompt, and rollouts of these lengths."""
     rng = np.random.default_rng(number)
-    lengths = rng.integers(max(2, tokens // 2), tokens * 3 // 2 + 2, rollouts).astype(np.int32)
-    total = int(lengths.sum())
+    total, rollouts = int(lengths.sum()), len(lengths)
     payload = Payload(
         id=f"t{number:08d}", run="bench", prompt=rng.integers(0, VOCABULARY, PROMPT).astype(np.int32), lengths=lengths,
         tokens=rng.integers(0, VOCABULARY, total).astype(np.int32), mask=np.ones(total, bool),

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from benchmarks import against_trl, async_over_sync, bubble, growth, hidden_scan, real_arms, seats
+from benchmarks import against_trl, async_over_sync, bubble, growth, growth_page, hidden_scan, real_arms, seats
 from benchmarks.figure import Figure
 from benchmarks.load import WARM_UP, Load
 from benchmarks.simulated import simulate
@@ -48,16 +48,37 @@ def test_a_simulated_run_trains_each_task_once_and_replays_what_passes_the_gate(
 
 def test_growth_is_an_exponent_of_each_part_along_each_axis_with_a_table_and_a_plot(tmp_path):
     plot = tmp_path / "growth.png"
-    figures = growth.measure(actors=(1, 2), tokens=(8,), group_sizes=(2,), buffers=(128, 256), batch=4, steps=2,
-                             plot=str(plot))  # fmt: skip
+    figures = growth.measure(buffers=(128, 256), actors=(1,), tokens=(8,), group_sizes=(2,), batch=4, steps=2,
+                             hidden=64, layers=1, trained=64, rounds=1, plot=str(plot))  # fmt: skip
     check(figures)
-    assert len(figures) == 3 * len(growth.PARTS) + 1
-    assert plot.stat().st_size > 0 and "| actors | 2 |" in plot.with_suffix(".md").read_text()
+    assert len(figures) == 2 + 3 * 3 + 1
+    assert plot.stat().st_size > 0 and "| 256 |" in plot.with_suffix(".md").read_text()
 
 
-def test_an_exponent_is_the_power_of_the_size():
-    assert growth.exponent({10: 3.0, 100: 300.0, 1000: 30_000.0}) == pytest.approx(2.0)
-    assert growth.exponent({10: 3.0, 100: 3.0}) == pytest.approx(0.0)
+def test_rows_are_measured_in_rounds_that_go_forth_and_back():
+    seen = []
+    rows = {("actors", n): lambda r, n=n: seen.append((r, n)) or {"replay": float(10 * r + n)} for n in (1, 2, 4)}
+    table = growth.measured(rows, 2)
+    assert seen == [(0, 1), (0, 2), (0, 4), (1, 4), (1, 2), (1, 1)]
+    assert table == {"actors": {"replay": {1: [1.0, 11.0], 2: [2.0, 12.0], 4: [4.0, 14.0]}}}
+
+
+def test_an_exponent_is_the_power_of_the_size_in_each_round():
+    points = {10: [3.0, 5.0], 100: [300.0, 5.0], 1000: [30_000.0, 5.0]}
+    assert growth_page.exponents(points) == pytest.approx([2.0, 0.0], abs=1e-9)
+
+
+def test_what_grows_faster_than_its_work_is_marked_and_where():
+    flat, late, linear = ({10: [1.0], 100: [1.0], 1000: [x]} for x in (1.0, 2.0, 10.0))
+    parts = {"flat": flat, "late": late, "linear": linear}
+    assert [growth_page.faster(parts, part) for part in parts] == ["no", *["**over all and at the end**"] * 2]
+    work = {10: [1.0], 100: [10.0], 1000: [100.0]}
+    with_work = {"selection": late, growth_page.PASS: work}
+    assert [growth_page.faster(with_work, part) for part in with_work] == ["no", "is the work"]
+
+
+def test_attention_is_half_where_it_is_as_much_as_the_rest():
+    assert growth_page.half_attention({n: [4.0 + 0.002 * n] for n in (100, 400, 8000)}) == pytest.approx(2000)
 
 
 def test_without_an_environment_that_has_trl_nothing_is_held_against_it():
