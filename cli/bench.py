@@ -17,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.catalogue import Benchmark, benchmarks
 from benchmarks.figure import Figure, figure_of, shown, target
+from cli.numbers import MOST, number
 from shared.cores import available
 from shared.errors import UserError
 from shared.nearest import hint
@@ -86,12 +87,30 @@ def _sizes(words: list[str], chosen: list[Benchmark]) -> dict[str, str]:
             raise UserError(f"--size {word}: write --size SIZE=VALUE, like --size groups=1000.")
         if size not in known:
             raise UserError(f"--size {word}: what is measured has no size '{size}'; {hint(size, sorted(known))}")
+        try:
+            for default in (benchmark.sizes[size] for benchmark in chosen if size in benchmark.sizes):
+                _size(value, default)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--size {word}: {size} {error}.") from None
         sizes[size] = value
     return sizes
 
 
+def _size(text: str, default: Any) -> str:
+    """As a benchmark's process reads it, of the kind of the default."""
+    if isinstance(default, str):
+        return text
+    if isinstance(default, tuple):
+        kind = type(default[0])
+        words = text.strip("() ,").split(",")
+        return f"({', '.join(str(number(kind, ge=0, le=MOST)(word)) for word in words)},)"
+    return str(number(type(default), ge=int(isinstance(default, int)), le=MOST)(text))
+
+
 def _measure(benchmark: Benchmark, sizes: dict[str, str]) -> list[Figure]:
-    flags = [f"--{size}={value}" for size, value in sizes.items() if size in benchmark.sizes]
+    flags = [
+        f"--{size}={_size(value, benchmark.sizes[size])}" for size, value in sizes.items() if size in benchmark.sizes
+    ]
     command = [sys.executable, "-m", f"benchmarks.{benchmark.name}", "--json", *flags]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return [figure_of(record) for record in json.loads(done.stdout)]

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cli.numbers import MOST, number
+
 EPILOG = """examples:
   headrace deadletters                        the newest 20 of the newest run under ./runs
   headrace deadletters runs/atlas-001 -n 1000 --json
@@ -30,7 +32,9 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_target_arguments(letters, "RUN_DIR", "the run's folder; by default the newest under ./runs")
-    letters.add_argument("-n", type=int, default=20, metavar="COUNT", help="how many, at most (20)")
+    letters.add_argument(
+        "-n", type=number(int, ge=1, le=MOST), default=20, metavar="COUNT", help="how many, at most (20)"
+    )
     letters.add_argument("--json", action="store_true", help="one JSON object a line")
     letters.set_defaults(run=run)
 
@@ -44,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
     from shared.redis_client import RedisAway, wait_until_up
     from shared.streams import Keys
 
-    if args.n < 1:
-        raise UserError(f"-n {args.n} shows nothing: ask for one or more.")
     target = find_target(args)
     try:
         wait_until_up(target.url, 1.0)

@@ -8,6 +8,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from cli.numbers import setting
+
 EPILOG = """examples:
   headrace demo                                  the whole thing; the files are in runs/atlas-001
   headrace demo --steps 20 --actor.count 1       shorter, with one actor
@@ -28,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     demo.add_argument("--name", metavar="NAME", help="the run's name; by default the next free atlas-NNN")
-    demo.add_argument("--steps", metavar="N", help="training steps")
+    demo.add_argument("--steps", type=setting("run.steps"), metavar="N", help="training steps")
     demo.set_defaults(run=run)
 
 
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if not any(word.startswith("--run.name") for word in args.overrides):
         defaults += ["--run.name", args.name or free_name(Path("runs"))]
     if args.steps:
-        defaults += ["--run.steps", args.steps]
+        defaults += ["--run.steps", str(args.steps)]
     config = up.resolve(str(example), None, defaults + args.overrides)
     Preflight(config).check()
     print(

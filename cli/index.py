@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cli.numbers import setting
 from services.env_search.backend import IndexSpec
 from services.env_search.index import Built, build_index, differences
 from services.env_search.manifest import Manifest, read_manifest
@@ -35,8 +36,12 @@ def add_parser(subparsers: Any) -> None:
     build.add_argument("corpus", type=Path, metavar="CORPUS", help='JSON lines {"id", "contents"}')
     build.add_argument("out", type=Path, metavar="OUT", help="directory of the index")
     build.add_argument("--backend", choices=("bm25", "dense"), default=IndexSpec.backend, help="default %(default)s")
-    build.add_argument("--k1", type=float, default=IndexSpec.k1, help="BM25: term saturation (default %(default)s)")
-    build.add_argument("--b", type=float, default=IndexSpec.b, help="BM25: length weight (default %(default)s)")
+    build.add_argument(
+        "--k1", type=setting("search.k1"), default=IndexSpec.k1, help="BM25: term saturation (default %(default)s)"
+    )
+    build.add_argument(
+        "--b", type=setting("search.b"), default=IndexSpec.b, help="BM25: length weight (default %(default)s)"
+    )
     build.add_argument(
         "--stemmer", choices=("english", "none"), default=IndexSpec.stemmer, help="BM25: of words (default %(default)s)"
     )

@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from shared.nearest import hint
 
@@ -72,6 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _call(words)
 
 
+class _Parser(argparse.ArgumentParser):
+    """What is wrong with the words is told in a sentence, as any other mistake of the user."""
+
+    def error(self, message: str) -> NoReturn:
+        from shared.errors import UserError
+
+        said = message.removeprefix("argument ").replace(": must be ", " must be ")
+        raise UserError(f"{said}; `{self.prog} --help` says what it takes.")
+
+
 def _call(words: list[str]) -> int:
     from cli.overrides import split_overrides
     from shared.errors import UserError
@@ -80,12 +91,12 @@ def _call(words: list[str]) -> int:
     overrides: list[str] = []
     if command in TAKES_OVERRIDES:
         words, overrides = split_overrides(words)
-    parser = argparse.ArgumentParser(prog="headrace", allow_abbrev=False)
+    parser = _Parser(prog="headrace", allow_abbrev=False)
     subparsers = parser.add_subparsers(dest="command")
     importlib.import_module(COMMANDS[command]).add_parser(subparsers)
-    args, unknown = parser.parse_known_args(words)
-    args.overrides = overrides
     try:
+        args, unknown = parser.parse_known_args(words)
+        args.overrides = overrides
         if unknown:
             raise UserError(_unknown(command, unknown[0], subparsers.choices[command]))
         return args.run(args)

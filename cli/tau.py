@@ -8,6 +8,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from cli.numbers import setting
+
 EPILOG = """examples:
   headrace tau runs/atlas-001                        from the step events of a run, finished or not
   headrace tau examples/atlas.toml                   from a short run of this configuration, in runs/<name>-tau
@@ -34,7 +36,11 @@ def add_parser(subparsers: Any) -> None:
     )
     tau.add_argument("what", metavar="RUN_DIR or CONFIG.toml", help="a run's folder, or a configuration to try")
     tau.add_argument(
-        "--steps", type=int, default=STEPS, metavar="N", help=f"training steps of the short run (default {STEPS})"
+        "--steps",
+        type=setting("run.steps"),
+        default=STEPS,
+        metavar="N",
+        help=f"training steps of the short run (default {STEPS})",
     )
     tau.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
     tau.set_defaults(run=run)

@@ -35,7 +35,7 @@ class Run(Section):
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")  # folder, and keys in Redis
     root: str = "runs"  # the run lives in <root>/<name>
-    steps: int = Field(default=100, ge=1)  # training steps, each an update of the weights by one batch
+    steps: int = Field(default=100, ge=1, lt=2**31)  # training steps, each an update of the weights by one batch
     seed: int = Field(default=0, ge=0, lt=2**31)  # of the order of prompts, and of sampling
     stop_s: Duration = Field(default=5.0, ge=2)  # a service has from SIGTERM on before it is killed; 90 or "1m30s"
     pin_cores: Literal["off", "auto"] = "off"  # auto: `headrace up` keeps learner and actors to cores of their own
@@ -101,9 +101,9 @@ class Eval(Section):
     """Evaluation on held-out questions while training."""
 
     every: int = Field(default=0, ge=0)  # steps; 0: only before the first and after the last
-    samples: int = Field(default=1, ge=1)  # of each question
+    samples: int = Field(default=1, ge=1, le=65_536)  # of each question
     temperature: float = Field(default=0.0, ge=0, lt=100)  # 0: greedy
-    limit: int = Field(default=0, ge=0)  # questions; 0: all
+    limit: int = Field(default=0, ge=0, lt=2**31)  # questions; 0: all
 
 
 class Actor(Section):

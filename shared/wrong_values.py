@@ -29,10 +29,14 @@ _WORDS = {
 
 def wrong(key: str, error: Mapping[str, Any]) -> str:
     """`'learner.lr' must be above 0`, of one entry of ValidationError.errors()."""
-    if words := _WORDS.get(error["type"]):
-        bounds = {name: _shown(bound) for name, bound in error.get("ctx", {}).items()}
-        return f"'{key}' {words.format(**bounds)}"
-    return f"'{key}': {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"'{key}'{' ' if error['type'] in _WORDS else ': '}{words(error)}"
+
+
+def words(error: Mapping[str, Any]) -> str:
+    """`must be above 0`."""
+    if known := _WORDS.get(error["type"]):
+        return known.format(**{name: _shown(bound) for name, bound in error.get("ctx", {}).items()})
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def _shown(bound: Any) -> Any:

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cli.numbers import number, setting
+
 EPILOG = """examples:
   headrace chaos examples/atlas.toml                            five minutes of faults, then the rest of the run
   headrace chaos examples/atlas.toml --minutes 30 --seed 7 --run.steps 400
@@ -31,17 +33,29 @@ def add_parser(subparsers: Any) -> None:
     )
     chaos.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the configuration; see examples/")
     chaos.add_argument(
-        "--minutes", type=float, default=MINUTES, metavar="N", help=f"how long faults go on (default {MINUTES:g})"
+        "--minutes",
+        type=number(float, gt=0, le=10_080),  # a week
+        default=MINUTES,
+        metavar="N",
+        help=f"how long faults go on (default {MINUTES:g})",
     )
     chaos.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="decides which faults, on whom and when (default 0)"
+        "--seed",
+        type=setting("run.seed"),
+        default=0,
+        metavar="S",
+        help="decides which faults, on whom and when (default 0)",
     )
     chaos.add_argument(
-        "--every", type=float, default=EVERY_S, metavar="S", help=f"seconds from fault to fault (default {EVERY_S:g})"
+        "--every",
+        type=number(float, ge=1, le=86_400),
+        default=EVERY_S,
+        metavar="S",
+        help=f"seconds from fault to fault (default {EVERY_S:g})",
     )
     chaos.add_argument(
         "--max-stop",
-        type=float,
+        type=number(float, gt=0, le=86_400),
         default=LONGEST_S,
         metavar="S",
         help=f"seconds that a fault lasts at most (default {LONGEST_S:g})",
@@ -97,9 +111,6 @@ def _resolve(args: argparse.Namespace) -> Any:
     from shared.config import load
     from shared.errors import UserError
 
-    for option, value in (("--minutes", args.minutes), ("--every", args.every), ("--max-stop", args.max_stop)):
-        if value <= 0:
-            raise UserError(f"{option} {value:g}: a number above 0 is needed.")
     asked = load(args.config, args.overrides)
     if asked.redis.url:
         raise UserError("chaos kills its Redis, so it starts one of its own: leave redis.url empty.")

@@ -10,6 +10,8 @@ import json
 import sys
 from typing import Any
 
+from cli.numbers import MOST, number, setting
+
 EPILOG = """examples:
   headrace eval runs/atlas-001 --k 8                                its data.eval, 8 samples of each question
   headrace eval runs/atlas-001@2.17 --suite heldout.jsonl --greedy  one of its versions; one answer each
@@ -52,15 +54,35 @@ def add_parser(subparsers: Any) -> None:
         metavar="S",
         help="files, names (see --list) or hub names; default: data.eval",
     )
-    add("--k", nargs="+", type=int, default=[], metavar="K", help="k of the figures (default: eval.samples)")
-    add("--samples", type=int, metavar="N", help="samples of each question (default: the largest k)")
+    add(
+        "--k",
+        nargs="+",
+        type=setting("eval.samples"),
+        default=[],
+        metavar="K",
+        help="k of the figures (default: eval.samples)",
+    )
+    add(
+        "--samples", type=setting("eval.samples"), metavar="N", help="samples of each question (default: the largest k)"
+    )
     add("--greedy", action="store_true", help="the most probable token each time; one sample")
-    add("--temperature", type=float, metavar="T", help="default: eval.temperature, or the training's where that is 0")
-    add("--seed", type=int, metavar="N", help="default: run.seed; the same seed gives the same samples")
-    add("--limit", type=int, default=0, metavar="N", help="only the first N questions of each suite")
+    add(
+        "--temperature",
+        type=setting("eval.temperature"),
+        metavar="T",
+        help="default: eval.temperature, or the training's where that is 0",
+    )
+    add("--seed", type=setting("run.seed"), metavar="N", help="default: run.seed; the same seed gives the same samples")
+    add("--limit", type=setting("eval.limit"), default=0, metavar="N", help="only the first N questions of each suite")
     add("--config", metavar="TOML", help="how questions are asked (default: the run's own configuration)")
     add("--task", choices=("search", "math"), help="how questions are asked, where no configuration says it")
-    add("--texts", type=int, default=4, metavar="N", help="keep what was written for the first N questions (default 4)")
+    add(
+        "--texts",
+        type=number(int, ge=0, le=MOST),
+        default=4,
+        metavar="N",
+        help="keep what was written for the first N questions (default 4)",
+    )
     add("--out", metavar="DIR", help="the evaluation's folder (default: evals/..., in the run's folder for a run)")
     add("--fresh", action="store_true", help="forget the answers that are there")
     add("--json", action="store_true", help="print the result as JSON, and nothing else on stdout")

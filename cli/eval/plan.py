@@ -68,10 +68,6 @@ class Plan:
 
 def make_plan(request: Request) -> Plan:
     """Check everything that can be checked before the weights are held. Raises UserError in a sentence."""
-    if request.limit < 0:
-        raise UserError(f"--limit {request.limit}: write how many questions of each suite are asked, or 0 for all.")
-    if request.seed is not None and request.seed < 0:
-        raise UserError(f"--seed {request.seed}: write 0 or more.")
     target = find_target(request.model, request.out)
     check_words(request.suites)
     if not request.suites and not (request.config or target.run_dir):
@@ -162,8 +158,6 @@ def _sampling(request: Request, config: Config) -> tuple[list[int], int, float]:
     k = sorted(set(request.k)) or [config.eval.samples]
     if request.temperature == 0 and not request.k and request.samples is None:
         k = [1]  # every further answer would be the same
-    if k[0] < 1:
-        raise UserError(f"--k {k[0]}: at least one sample is needed.")
     samples = k[-1] if request.samples is None else request.samples
     if samples < k[-1]:
         raise UserError(f"--samples {samples} is less than --k {k[-1]}: an estimate at k needs k samples or more.")
@@ -174,8 +168,6 @@ def _sampling(request: Request, config: Config) -> tuple[list[int], int, float]:
         raise UserError(
             f"greedy decoding gives the same answer {samples} times: leave --k away, or give a --temperature."
         )
-    if not 0 <= temperature < 100:
-        raise UserError(f"--temperature {temperature:g} must be 0 (greedy) or more, and below 100.")
     return k, samples, temperature
 
 

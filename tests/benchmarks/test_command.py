@@ -19,7 +19,8 @@ from benchmarks.figure import Figure, run_alone
 
 
 def measure(*, rounds: int = 3, scale: float = 2.0, ns: tuple[int, ...] = (1, 2)) -> list[Figure]:
-    return [Figure(name="made", unit="s", ours=[scale] * rounds, peer=[1.0] * rounds, against=str(ns), at_most=1.5)]
+    peer = [2 / scale] * rounds
+    return [Figure(name="made", unit="s", ours=[scale] * rounds, peer=peer, against=str(ns), at_most=1.5)]
 
 
 if __name__ == "__main__":
@@ -76,7 +77,7 @@ def test_a_missed_target_is_shown_and_is_no_error(capfd: pytest.CaptureFixture[s
 
 @pytest.mark.usefixtures("made")
 def test_one_that_fails_is_named_and_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "made", "--size", "rounds=0"]) == 1
+    assert main(["bench", "made", "--size", "scale=0"]) == 1
     assert "made failed" in capfd.readouterr().err
 
 
