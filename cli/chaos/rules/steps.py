@@ -1,4 +1,4 @@
-"""Along one lineage of checkpoints no step is trained twice and no group is fresh twice.
+"""Along one lineage of checkpoints no step is trained twice and no group is fresh twice; replay is in the ledger.
 
 A learner that resumes at step n opens a lineage that takes the place of what was trained from n on: of each step the
 last lineage counts. A step that is told twice is told in the same words; a batch given twice is the same groups.
@@ -34,7 +34,7 @@ class TrainedOnce:
             case Added("results", _, Trained() as trained):
                 self._trained(trained)
             case Noted(record):
-                self._note(record["step"], record["fresh"])
+                self._note(record["step"], record["fresh"], record["replay"])
             case Counted(counters):
                 self._twice = counters["trained_twice"]
 
@@ -53,6 +53,9 @@ class TrainedOnce:
         known = self._batches.setdefault(batch.step, batch)
         if (known.replay, known.fresh) != (batch.replay, batch.fresh):
             self.broken.append(f"step {batch.step} was given two different batches.")
+        for ids in (batch.fresh, batch.replay):
+            if twice := sorted(id for id in set(ids) if ids.count(id) > 1):
+                self.broken.append(f"the batch of step {batch.step} holds {twice[0]} twice.")
         for id in batch.fresh:
             first = self._fresh_in.setdefault(id, batch.step)
             if first != batch.step:
@@ -87,10 +90,12 @@ class TrainedOnce:
         self._chain[step] = lineage
         self._untold.discard(step)
 
-    def _note(self, step: int, fresh: list[str]) -> None:
+    def _note(self, step: int, fresh: list[str], replay: list[str]) -> None:
         if self._ledger and step <= self._ledger[-1]:
             self.broken.append(f"the ledger counts step {step} behind step {self._ledger[-1]}.")
         self._ledger.append(step)
-        batch = self._batches.get(step)
-        if batch is not None and batch.fresh != fresh:
-            self.broken.append(f"the ledger's fresh groups of step {step} are not those of its batch.")
+        if (batch := self._batches.get(step)) is None:
+            return
+        for kind, noted, sent in (("fresh", fresh, batch.fresh), ("replayed", replay, batch.replay)):
+            if noted != sent:
+                self.broken.append(f"the ledger's {kind} groups of step {step} are not those of its batch.")

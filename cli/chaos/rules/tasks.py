@@ -27,6 +27,7 @@ class EveryTaskEnds:
         self._open: set[str] = set()  # replay:tasks
         self._fresh: set[str] = set()  # replay:fresh
         self._stored: set[str] = set()  # closed by a usable group
+        self._again: set[str] = set()  # that may be issued anew, since the server has lost what became of them
         self._entries: dict[bytes, str] = {}  # of the stream, not acknowledged
         self._headers: dict[bytes, GroupHeader] = {}  # not filed yet, by entry
         self._results: dict[bytes, Hello | Trained] = {}  # not applied yet
@@ -99,8 +100,13 @@ class EveryTaskEnds:
                 self.broken.append(f"the run has finished, and task {id} is still open.")
 
     def _issue(self, entry: bytes, task: Task) -> None:
-        self.counts["tasks"] += task.id not in self._issued
+        before = self._issued.get(task.id)
+        self.counts["tasks"] += before is None
         self.counts["attempts"] += 1
+        anew = task.id in self._again and task.attempt == 0
+        if before is not None and not anew and task.attempt != before.attempt + 1:
+            self.broken.append(f"task {task.id} was issued as attempt {task.attempt + 1} behind {before.attempt + 1}.")
+        self._again.discard(task.id)
         if task.attempt >= self._attempts:
             self.broken.append(f"task {task.id} was issued {task.attempt + 1} times, and {self._attempts} are allowed.")
         self._issued[task.id] = task
@@ -133,10 +139,14 @@ class EveryTaskEnds:
 
     def _go_on_from(self, ahead: Hello) -> None:
         self._ahead = ahead
-        if ahead.cursor is not None:
-            self.counts["forgiven"] += abs(ahead.cursor.lost - self._lost)
-            self._lost = ahead.cursor.lost
-            self._stored -= {id for id in self._stored if self._issued[id].number >= ahead.cursor.issued}  # to come
+        if (cursor := ahead.cursor) is None:
+            return
+        self.counts["forgiven"] += abs(cursor.lost - self._lost)
+        self._lost = cursor.lost
+        numbers = {task.id: task.number for task in self._issued.values() if task.kind == TRAIN}
+        to_come = {id for id, number in numbers.items() if number >= cursor.issued}
+        self._stored -= to_come
+        self._again = to_come | {id for id, number in numbers.items() if number in cursor.untrained}
 
     def _drop(self, id: str) -> None:
         self._open.discard(id)

@@ -109,10 +109,20 @@ def test_a_ledger_that_goes_back_is_named(clean: Log) -> None:
 
 
 def test_a_ledger_that_differs_from_the_batch_is_named(clean: Log) -> None:
-    line = first(clean, lambda f: isinstance(f, Noted) and f.record["step"] == 3)
-    other = Noted(line.record | {"fresh": line.record["fresh"][::-1]})
-    log = planted(clean, lambda f: other if f is line else f)
-    refused(log, "the ledger's fresh groups of step 3 are not those of its batch")
+    line = first(clean, lambda f: isinstance(f, Noted) and len(f.record["replay"]) > 1)
+    for field, kind in (("fresh", "fresh"), ("replay", "replayed")):
+        other = Noted(line.record | {field: line.record[field][:-1]})
+        log = planted(clean, lambda f, other=other: other if f is line else f)
+        refused(log, f"the ledger's {kind} groups of step {line.record['step']} are not those of its batch")
+
+
+def test_a_group_that_a_batch_holds_twice_is_named(clean: Log) -> None:
+    batch = first(clean, lambda f: bool(m := message(f, Batch)) and bool(m.replay))
+    for field in ("fresh", "replay"):
+        ids = getattr(batch.message, field)
+        twice = edited(batch, **{field: [*ids[:-1], ids[0], ids[0]]})
+        log = planted(clean, lambda f, twice=twice: twice if f is batch else f)
+        refused(log, f"the batch of step {batch.message.step} holds {ids[0]} twice")
 
 
 def test_groups_that_replay_counts_twice_are_named(clean: Log) -> None:

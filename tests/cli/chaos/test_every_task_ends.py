@@ -209,6 +209,12 @@ def test_a_stored_task_that_is_issued_again_is_named(clean: Log) -> None:
     refused(log, drop.field, "issued again although its group is stored")
 
 
+def test_a_task_that_is_issued_twice_is_named(clean: Log) -> None:
+    task = first(clean, lambda f: message(f, Task) is not None)
+    log = planted(clean, lambda f: [f, replace(task, id=b"9-9")] if f is task else f)
+    refused(log, f"task {task.message.id} was issued as attempt 1 behind 1.")
+
+
 def test_too_many_attempts_are_named(clean: Log) -> None:
     task = first(clean, lambda f: message(f, Task) is not None)
     refused(planted(clean, lambda f: edited(task, attempt=9) if f is task else f), task.message.id, "9 are allowed")
