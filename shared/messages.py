@@ -293,8 +293,8 @@ def check(message: Message) -> None:
             _check_header(message)
         case Task():
             _check_task(message)
-        case Batch(cursor=Cursor() as cursor) | Hello(cursor=Cursor() as cursor):
-            _check_cursor(cursor)
+        case Scan() | Batch() | Sync() | Hello() | ScanResult() | Trained() | Checkpointed():
+            _check_steps(message)
         case WeightsNotice() if not _NAME.fullmatch(message.location):
             raise Malformed(f"weights {message.version} at '{message.location}', which is no name inside weights.dir")
         case _:
@@ -305,6 +305,27 @@ def _check_task(task: Task) -> None:
     counts = [task.number, task.attempt, task.min_version, task.group_size - 1, task.round + 1]
     if task.kind not in KINDS or min(counts) < 0 or max(counts) >= 2**31 or not math.isfinite(task.temperature):
         raise Malformed(f"task {task.id}: of no kind, or with a number that no task has")
+
+
+def _check_steps(said: "Work | Result") -> None:
+    """Steps and versions that a run can come to, and fit each other; numbers that can be counted with."""
+    step, version = getattr(said, "step", 0), getattr(said, "version", Version(0, 0))
+    others = said.batches if isinstance(said, Sync) else []
+    if not all(0 <= number < 2**31 for number in (step, *version, *others)):
+        raise Malformed("a step or a version that no run comes to")
+    match said:
+        case Trained() if version.number != step + 1:
+            raise Malformed(f"step {step} was trained, and its version is {version}")
+        case Checkpointed() if version.number < step:
+            raise Malformed(f"steps below {step} are saved, and the learner is at version {version}")
+        case ScanResult() if not 0 <= said.seconds <= LARGEST:
+            raise Malformed(f"a scan that took {said.seconds} s")
+        case Batch(parts=parts) if not all(abs(a) <= LARGEST for p in parts.values() for a in p.advantages or ()):
+            raise Malformed("an advantage that no rollout has")
+        case _:
+            pass
+    if isinstance(said, Batch | Hello) and said.cursor is not None:
+        _check_cursor(said.cursor)
 
 
 def _check_cursor(cursor: Cursor) -> None:

@@ -10,7 +10,7 @@ between the question and the answer.
 from services.replay.state import State, Transaction
 from services.replay.tasks import train_task
 from shared.config import Config
-from shared.messages import AGAIN, EVAL, TRAIN, Cursor, Finish, Hello, Sync
+from shared.messages import AGAIN, EVAL, MOST_OPEN, TRAIN, Cursor, Finish, Hello, Malformed, Sync
 from shared.prompts import PromptSource
 
 
@@ -39,6 +39,8 @@ def learner_said_hello(config: Config, state: State, tx: Transaction, train: Pro
     Behind what was trained: it trains the batches it kept again. Ahead of it: replay goes on from the learner's step.
     """
     c = state.counters
+    if hello.version.number * config.learner.batch >= 2**31 - MOST_OPEN:  # more tasks than can be counted
+        raise Malformed(f"the learner says that it is at version {hello.version}, which no run comes to")
     news = hello.version != c.version or hello.again
     if c.version is not None and c.version.lineage != hello.version.lineage:
         tx.event("resumed", service="replay", version=hello.version, step=c.step)

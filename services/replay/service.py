@@ -208,8 +208,9 @@ class Replay:
             case Hello() if resync.overtaken(state, result):
                 self._heard |= not result.again  # its answer all the same, behind a word that was sent after it
             case Hello():
+                news = resync.learner_said_hello(self.config, state, tx, self.train, result)
                 self._heard = not result.again
-                if resync.learner_said_hello(self.config, state, tx, self.train, result):
+                if news:
                     self._last_trained = time.monotonic()
                     self._step = None
             case ScanResult():

@@ -27,6 +27,7 @@ from shared.config import Config
 from shared.messages import (
     AGAIN,
     EVAL,
+    LARGEST,
     TRAIN,
     Checkpointed,
     Finish,
@@ -187,12 +188,15 @@ def step_trained(
     c = state.counters
     if c.version is None or done.version.lineage < c.version.lineage:
         return  # said by a learner that has been replaced
-    if done.step > c.step or (done.step == c.step and done.step not in state.batches):
+    if done.step < c.step:  # trained again after a resume: its effects are here already
+        c.version = max(c.version, done.version)  # one that is told again may be older than the learner is
+        return
+    batch = state.batches.get(done.step)
+    if done.step > c.step or batch is None:
         raise Malformed(f"step {done.step} was trained, and no batch was sent for it")
-    c.version = max(c.version, done.version)  # one that is told again may be older than the learner is
-    if done.step < c.step:
-        return  # trained again after a resume: its effects are here already
-    batch = state.batches[done.step]
+    if foreign := {*done.rejected}.difference(batch.replay, batch.fresh):
+        raise Malformed(f"step {done.step} rejects {min(foreign)!r:.50}, which is not in its batch")
+    c.version = max(c.version, done.version)
     records = {record.id: record for record in done.records}
     if config.replay.free_refresh:
         for id in batch.replay:
@@ -231,7 +235,7 @@ def step_trained(
         c.evicted += 1
     _count(state, tx, batch, headers, left_out.values(), done)
     if config.replay.adaptive_tau > 0:
-        measured = [records[id].k3 for id in batch.replay if id in records]
+        measured = [records[id].k3 for id in batch.replay if id in records and abs(records[id].k3) <= LARGEST]
         kl, acceptance = sum(measured) / len(measured) if measured else None, batch.stats["acceptance"]
         c.gate = adaptive.adapt(gate_of(config, state), config.replay.tau, config.replay.adaptive_tau, acceptance, kl)
     c.step = done.step + 1

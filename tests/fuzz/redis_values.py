@@ -38,7 +38,7 @@ from cli.top_screen import frame
 from services.actor.run_over import RunOver, raise_if_over
 from services.learner.talk import lineage
 from services.learner.talk.idle import waiting_text
-from services.learner.weights.publish import versions_in_use
+from services.learner.weights.version_files import versions_in_use
 from services.replay import damage, resync, transitions
 from services.replay.buffer import StoredGroup
 from services.replay.kept import Kept
@@ -83,7 +83,7 @@ class Place(NamedTuple):
 
 
 @cache
-def _url() -> str:
+def url() -> str:
     """A Redis of this process's own, which ends with it."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-fuzz-"))
     command = [str(find_redis_binary().path), "--port", "0", "--unixsocket", str(folder / "s"), "--save", ""]
@@ -94,11 +94,12 @@ def _url() -> str:
 
 
 @cache
-def _config(policy: str) -> Config:
+def config_of(policy: str) -> Config:
+    """Of the run, which goes on under any of POLICIES."""
     return build(
         {
             "run": {"name": RUN, "steps": 9},
-            "redis": {"url": _url()},
+            "redis": {"url": url()},
             "learner": {"batch": B},
             "rollout": {"group_size": G},
             "replay": {"policy": policy, "capacity": 3, "max_lag": 2},
@@ -121,8 +122,8 @@ def _row(number: int) -> StoredGroup:
 
 async def _fill() -> None:
     """A run whose step 3 is with the learner, while groups for step 4 arrive and a question is open."""
-    config, questions = _config(POLICIES[0]), Questions(50)
-    async with contextlib.aclosing(connect_async(_url())) as client:
+    config, questions = config_of(POLICIES[0]), Questions(50)
+    async with contextlib.aclosing(connect_async(url())) as client:
         await client.flushall()
         store = Store(client, KEYS)
         await store.take_over()
@@ -170,11 +171,11 @@ async def _fill() -> None:
 
 
 @cache
-def _run() -> tuple[dict[str, bytes], dict[Place, bytes]]:
+def filled() -> tuple[dict[str, bytes], dict[Place, bytes]]:
     """Every key as Redis dumps it, and every value that stands in the place of another."""
     asyncio.run(_fill())
     places: dict[Place, bytes] = {}
-    with redis.Redis.from_url(_url()) as connected:
+    with redis.Redis.from_url(url()) as connected:
         client: Any = connected
         dumps: dict[str, Any] = {key.decode(): client.dump(key) for key in client.keys("*")}
         for key in dumps:
@@ -195,7 +196,7 @@ def _run() -> tuple[dict[str, bytes], dict[Place, bytes]]:
 @st.composite
 def values(draw: st.DrawFn) -> tuple[str, Place, bytes]:
     """The policy of the run, a place, and what lies there instead."""
-    places = _run()[1]
+    places = filled()[1]
     by_key: dict[str, list[Place]] = {}
     for place in places:
         by_key.setdefault(place.key, []).append(place)
@@ -242,18 +243,25 @@ def renumbered(draw: st.DrawFn, valid: Any) -> Any:
 def check_value(case: tuple[str, Place, bytes]) -> bool:
     """True where nobody had to leave it out, or to refuse it."""
     policy, place, data = case
-    with redis.Redis.from_url(_url()) as client:
+    with redis.Redis.from_url(url()) as client:
         _put(client, place, data)
         said = "\n".join([*_commands(client), *_learner(client), *asyncio.run(_asynchronous(policy, place))])
     return "cannot be read" not in said and "no count" not in said
 
 
-def _put(client: redis.Redis, place: Place, data: bytes) -> None:
-    dumps, places = _run()
+def restore(client: redis.Redis) -> None:
+    """Put the run into the server, and nothing else."""
     with client.pipeline() as pipe:
         pipe.flushall()
-        for key, dump in dumps.items():
+        for key, dump in filled()[0].items():
             pipe.restore(key, 0, dump)
+        pipe.execute()
+
+
+def _put(client: redis.Redis, place: Place, data: bytes) -> None:
+    places = filled()[1]
+    restore(client)
+    with client.pipeline() as pipe:
         if data != places[place]:
             match place.kind:
                 case "string":
@@ -300,10 +308,10 @@ def _learner(client: redis.Redis) -> list[str]:
 
 
 async def _asynchronous(policy: str, place: Place) -> list[str]:
-    async with contextlib.aclosing(connect_async(_url())) as client:
+    async with contextlib.aclosing(connect_async(url())) as client:
         said = await _people(client)
         with contextlib.suppress(RunOver):
-            await raise_if_over(_config(policy), client)
+            await raise_if_over(config_of(policy), client)
         try:
             return said + await _replay(client, policy, place)
         except UserError as error:
@@ -317,7 +325,7 @@ async def _people(client: redis.asyncio.Redis) -> list[str]:
     await history.look()
     msgspec.json.encode([history.since(-1), await Actors(client, KEYS).alive()])
     waits(RunView(RUN, 9, 0.0), await heartbeats.of_replay(client, KEYS))
-    source = FromRedis(_url(), RUN)
+    source = FromRedis(url(), RUN)
     try:
         console = Console(file=io.StringIO(), markup=False)
         console.print(frame(await source.look(), 120))
@@ -330,7 +338,7 @@ async def _people(client: redis.asyncio.Redis) -> list[str]:
 
 async def _replay(client: redis.asyncio.Redis, policy: str, place: Place) -> list[str]:
     """A start, then all that may happen in a step; what was not touched is there, and another start finds no damage."""
-    config, questions = _config(policy), Questions(50)
+    config, questions = config_of(policy), Questions(50)
     replay = Replay(config, client, questions, None, CollectorRegistry())
     store = replay.store
     await store.take_over()
@@ -380,9 +388,9 @@ def _there(state: State, place: Place) -> bool:
         state.kept,
     ]
     names = {(name, str(field)) for name, table in zip(TABLES, there, strict=False) for field in table}
-    wanted = {(place.key.rpartition(":")[2], place.field.decode()) for place in _run()[1] if place.kind == "hash"}
+    wanted = {(place.key.rpartition(":")[2], place.field.decode()) for place in filled()[1] if place.kind == "hash"}
     wanted -= {(name, field) for name, field in wanted if name == "headers"}
     return wanted - {(place.key.rpartition(":")[2], place.field.decode())} <= names
 
 
-TARGETS = [Target("values in Redis", st.deferred(values), check_value, cost=20, warm=_run)]
+TARGETS = [Target("values in Redis", st.deferred(values), check_value, cost=20, warm=filled)]

@@ -9,6 +9,7 @@ from tests.fuzz import (
     grammar,
     own_parts,
     redis_values,
+    results,
     retrieval,
     wire,
 )
@@ -24,4 +25,5 @@ TARGETS = [
     *dense_indexes.TARGETS,
     *evaluations.TARGETS,
     *redis_values.TARGETS,
+    *results.TARGETS,
 ]

@@ -49,7 +49,7 @@ VALID = {
     "work": [messages.Scan(scan="1", step=1, ids=["t1"]), messages.Batch(step=1, replay=[], fresh=["t1"])],
     "results": [
         messages.ScanResult(scan="1", step=1, version=VERSION, records=[RECORD], seconds=0.1),
-        messages.Trained(step=1, version=VERSION, records=[RECORD], rejected=[], metrics={"loss": 0.1}),
+        messages.Trained(step=2, version=VERSION, records=[RECORD], rejected=[], metrics={"loss": 0.1}),
         messages.Hello(version=VERSION),
     ],
     "weights": [

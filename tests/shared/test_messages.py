@@ -133,3 +133,29 @@ def test_versions_sort_as_their_directories_do(lineage, number):
 def test_trained_carries_its_version():
     t = Trained(step=3, version=Version(1, 4), records=[], rejected=[], metrics={"loss": 0.1})
     assert messages.decode(messages.encode(t), messages.Result) == t
+
+
+SENSELESS = {
+    "a lineage beyond all lives": messages.Hello(version=Version(2**31, 3)),
+    "a version before the first": messages.Hello(version=Version(0, -1)),
+    "a step before the first": Scan(scan="1", step=-1, ids=[]),
+    "a step from far ahead": messages.Sync(step=2**40, batches=[]),
+    "batches from far ahead": messages.Sync(step=1, batches=[1, 2**40]),
+    "a step that made another step's version": Trained(
+        step=3, version=Version(1, 9), records=[], rejected=[], metrics={}
+    ),
+    "more saved than trained": messages.Checkpointed(version=Version(0, 3), step=4),
+    "a scan that took less than no time": messages.ScanResult(
+        scan="1", step=1, version=Version(0, 1), records=[], seconds=-1.0
+    ),
+    "an advantage that is not finite": messages.Batch(
+        step=1, replay=["a"], fresh=[], parts={"a": messages.Part(rollouts=[0], advantages=[float("nan")])}
+    ),
+}
+
+
+@pytest.mark.parametrize("message", SENSELESS.values(), ids=SENSELESS)
+def test_a_message_that_no_run_can_mean_is_refused(message: messages.Message):
+    kind = messages.Work if isinstance(message, messages.Work) else messages.Result
+    with pytest.raises(Malformed):
+        messages.decode(messages.encode(message), kind)
