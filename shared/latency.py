@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.errors import UserError
+from shared.seeds import derive
 
+_APART = 1  # from what else is drawn with the seed of a turn: its tokens
 _CALL = re.compile(r"(\w+)\(([^,()]+),([^,()]+)\)")
 
 
@@ -30,7 +32,7 @@ class Latency:
         """The delay of one call, in seconds."""
         if self.kind == "constant":
             return self.a
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(derive(seed, _APART))
         if self.kind == "uniform":
             return float(random.uniform(self.a, self.b))
         return float(self.a * math.exp(self.b * random.standard_normal()))

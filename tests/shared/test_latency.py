@@ -3,11 +3,13 @@
 import math
 from statistics import fmean, median
 
+import numpy as np
 import pytest
 
 from shared.config import build, load
 from shared.errors import UserError
 from shared.latency import parse_latency
+from shared.seeds import derive
 
 
 @pytest.mark.parametrize("text", ["", " ", "0", "0.0", "uniform(0, 0)"])
@@ -39,6 +41,13 @@ def test_a_draw_is_a_function_of_its_seed():
     latency = parse_latency("lognormal(1.5, 0.6)")
     assert latency.draw(2**62 + 1) == latency.draw(2**62 + 1)
     assert len({latency.draw(seed) for seed in range(100)}) == 100
+
+
+def test_a_draw_says_nothing_of_what_is_sampled_with_the_same_seed():
+    seeds = [derive(0, number) for number in range(2000)]
+    tokens = [np.random.default_rng(seed).random() for seed in seeds]  # as an engine draws the first one
+    delays = [parse_latency("uniform(0, 1)").draw(seed) for seed in seeds]
+    assert abs(np.corrcoef(tokens, delays)[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize(
