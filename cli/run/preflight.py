@@ -4,7 +4,7 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
-from cli.run import devices, local_redis, one_gpu, plan, ports
+from cli.run import devices, local_redis, one_gpu, plan, ports, retriever
 from cli.run.prompt_lengths import PromptTokens, shortened
 from cli.run.untrained import is_untrained
 from services.env_search.backend import IndexSpec, build_command
@@ -136,7 +136,11 @@ class Preflight:
                 f"env.url = '{c.env.url}' is not the retriever that this run starts over search.corpus, at search.port "
                 f"= {c.search.port}: {leave}to ask the other one, set search.corpus to ''."
             )
-        if self.dry_run or ports.answers(host, port):
+        if self.dry_run:
+            return
+        if ports.answers(host, port):
+            if note := retriever.try_out(c):
+                self.notes.append(note)
             return
         if not plan.is_this_machine(c.env.url):
             hint = "start it there, or mend the address, and see that this machine may reach it"

@@ -61,8 +61,11 @@ async def roll_out(
     rollouts = [Rollout() for _ in range(task.group_size)]
     marks = await fingerprints()
     await _play_all(task, player, prompt, rollouts, config.rollout.deadline_s, ended)
+    if not marks.get("index"):  # the tool may name it with its documents alone
+        named = next((rollout.indexes for rollout in rollouts if rollout.indexes), {""})
+        marks = marks | {"index": min(named)}
     for rollout in rollouts:
-        if rollout.indexes - {marks.get("index")}:  # it changed meanwhile, or replicas serve different ones
+        if rollout.indexes - {marks["index"]}:  # it changed meanwhile, or replicas serve different ones
             rollout.status, rollout.env_failure = ENV_FAILED, "it answered from another index than before"
     unanswered = [r.env_failure for r in rollouts if r.status == ENV_FAILED]
     metrics.ENV_FAILURES.inc(len(unanswered))

@@ -23,10 +23,18 @@ WINDOW_S = 0.002  # how long a query waits for company
 MAX_MERGED = 128  # queries of one request
 MAX_ANSWER_BYTES = 64 * 2**20  # of one answer, unpacked
 _BACKOFF_S, _BACKOFF_CAP_S = 0.1, 2.0
+_FOR_NOW = {408, 425, 429, 500, 502, 503, 504}  # statuses of a server that has the route, or of one before it
 
 
 class RetrievalFailed(Exception):
-    """The retriever did not answer within its retries, or refused the query; the rollout is masked, never scored 0."""
+    """The retriever did not answer within its retries, or refused the query; the rollout is masked, never scored 0.
+
+    `status`: with which it refused; 0 where it did not answer.
+    """
+
+    def __init__(self, why: str, status: int = 0) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class RetrievalClient:
@@ -134,7 +142,7 @@ class RetrievalClient:
             if len(batch) > 1:  # one bad query must not fail the others
                 await asyncio.gather(*(self._answer([item]) for item in batch))
                 return
-            _fail(batch, RetrievalFailed(str(error)))
+            _fail(batch, RetrievalFailed(str(error), error.status))
         except RetrievalFailed as error:
             _fail(batch, error)
         except BaseException:
@@ -180,18 +188,23 @@ class RetrievalClient:
         status, body, headers = await self._read("POST", "/retrieve", json=request)
         if 400 <= status < 500:
             text = body[:200].decode(errors="replace")
-            raise _Refused(f"{without_password(self.url)} refused the query: {status} {text}")
+            raise _Refused(f"{without_password(self.url)} refused the query: {status} {text}", status)
         index = _printable(headers.get(INDEX_HEADER, ""))
         found = documents_of(_json(status, body), len(queries), index)
         if index and index != self._index:
-            if self._index is not None:
+            if self._index:
                 log.warning("%s answers from index %s, no more %s", without_password(self.url), index, self._index)
             self._index = index
         return [documents[: self.topk] for documents in found]
 
     async def _ask_index(self) -> str:
         status, body, _ = await self._read("GET", "/health")
-        answer = _json(status, body)
+        if status in _FOR_NOW:
+            raise _BadAnswer(f"status {status}")
+        try:
+            answer = _json(status, body)
+        except _BadAnswer:
+            return ""
         if not isinstance(answer, dict) or not isinstance(answer.get("index"), str):
             return ""  # another retriever, which has no fingerprint
         return _printable(answer["index"])
@@ -213,6 +226,10 @@ class _BadAnswer(Exception):
 
 class _Refused(Exception):
     """A 4xx: the same request would be refused again."""
+
+    def __init__(self, why: str, status: int) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 def documents_of(answer: Any, queries: int, index: str = "") -> list[list[Document]]:

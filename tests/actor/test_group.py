@@ -14,6 +14,7 @@ from services.actor.group import check_task, is_of_one_learner, roll_out
 from services.actor.heartbeat import watch_engine
 from services.actor.metered import MeteredEngine
 from services.actor.observation import Document
+from services.actor.retrieval import RetrievalClient
 from services.actor.rollout import Budget, Player, Rollout
 from services.actor.scoring import PARTS, part_sums
 from services.actor.text import Codec, instruction
@@ -25,6 +26,7 @@ from shared.prompts import QUESTION
 from shared.rewards import Scored
 from shared.versions import Version
 from tests.actor.scripted_engine import ScriptedEngine
+from tests.actor.test_retrieval import Server, right
 
 V0, V1 = Version(0, 0), Version(0, 1)
 ORIGIN = Origin(run="test", actor="a", fingerprints={"index": "i"}, version=V1, seconds=1.0)
@@ -166,6 +168,25 @@ async def test_a_rollout_with_documents_of_another_index_than_the_groups_is_mask
     group = await roll_out(make_task(), player, make_config(), "a", lambda: V0, marked)
     assert group.header.statuses == [FINISHED, ENV_FAILED, FINISHED]
     assert [reward is None for reward in group.header.rewards] == [False, True, False]
+
+
+@pytest.mark.parametrize("index", ["", "v1"])
+async def test_a_retriever_of_one_route_makes_whole_groups_from_the_first_on(make_config, model_dir, index):
+    codec = Codec(model_dir)
+    search, answer = codec.encode("<search> a </search>"), codec.encode("<answer> b </answer>")
+    engine = ScriptedEngine(lambda ids, s: (answer if set(search) <= set(ids) else search, "stop"))
+    async with Server(right) as server:
+        server.health, server.index = (404, ""), index
+        config = make_config(env={"url": server.url})
+        async with RetrievalClient.of(config) as retriever:
+
+            async def marked() -> dict[str, str]:
+                return {"index": await retriever.index()}
+
+            player = Player(engine, codec, Budget.of(config), retriever.search)
+            group = await roll_out(make_task(), player, config, "a", lambda: V0, marked)
+    assert group.header.statuses == [FINISHED] * 3 and not group.header.failure
+    assert group.header.fingerprints == {"index": index}
 
 
 async def test_a_failing_engine_is_not_a_failed_group(make_config, model_dir):

@@ -17,6 +17,7 @@ class Server:
         self.reply = reply
         self.requests: list[list[str]] = []
         self.index = ""  # that its answers name; none as other retrievers
+        self.health: tuple[int, object] = (200, {"index": "f1"})
 
     async def __aenter__(self) -> "Server":
         self.handlers: set[asyncio.Task] = set()
@@ -38,7 +39,7 @@ class Server:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             if head.startswith("get /health"):
-                status, body = 200, {"index": "f1"}
+                status, body = self.health
             else:
                 length = int(head.split("content-length:")[1].split("\r\n")[0])
                 queries = json.loads(await reader.readexactly(length))["queries"]
@@ -139,6 +140,23 @@ async def test_one_refused_query_does_not_fail_the_others():
         assert isinstance(b, RetrievalFailed)
         assert not isinstance(a, BaseException) and not isinstance(c, BaseException)
         assert (a[0].id, c[0].id) == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    "health", [(404, ""), (405, ""), (422, {"detail": "no"}), (501, "<html>"), (307, ""), (200, "ok"), (200, ["ok"])]
+)
+async def test_a_retriever_that_does_not_say_its_index_has_none(health):
+    async with Server(right) as server, client(server, retries=0) as retriever:
+        server.health = health
+        assert await retriever.index() == ""
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_retriever_that_cannot_say_its_index_now_is_asked_again(status):
+    async with Server(right) as server, client(server, retries=0) as retriever:
+        server.health = (status, {"index": "f1"})
+        with pytest.raises(RetrievalFailed, match=f"status {status}"):
+            await retriever.index()
 
 
 async def test_the_index_is_asked_again_after_an_outage():

@@ -2,7 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,67 @@ def test_a_resumed_run_is_not_told_to_leave_out_what_stands_in_its_configuration
 def test_a_retriever_on_another_machine_that_does_not_answer(refused: Callable[..., str]) -> None:
     said = refused("--env.kind", "search", "--env.url", "http://retriever.invalid:8000")
     assert said.startswith("no retriever answers at env.url = 'http://retriever.invalid:8000': start it there")
+
+
+def answering(status: int, body: str) -> type[BaseHTTPRequestHandler]:
+    """Answers each POST so, and knows no other method."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    return Handler
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[[int, str], str]]:
+    """Serve such answers; the address."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def serve(status: int, body: str) -> str:
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), answering(status, body)))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,)).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (200, "<html>it works</html>", "gave no result in 1 try (the answer is not JSON)"),
+        (200, '{"result": []}', "gave no result in 1 try (no list of 1 results in the answer)"),
+        (500, "no", "gave no result in 1 try (status 500)"),
+        (404, "no\nsuch\npage", "refused the query: 404 no such page"),
+    ],
+)
+def test_what_answers_and_is_no_retriever(
+    refused: Callable[..., str], served: Callable[[int, str], str], status: int, body: str, why: str
+) -> None:
+    url = served(status, body)
+    said = refused("--env.kind", "search", "--env.url", url, "--env.retries", "0")
+    assert said == (
+        f"what answers at env.url is no retriever: {url} {why}. It must answer POST /retrieve, "
+        "as docs/environments.md says."
+    )
+
+
+def test_a_retriever_of_one_route_is_one_and_a_tool_that_refuses_a_query_is_noted(
+    served: Callable[[int, str], str],
+) -> None:
+    for status, body, notes in ((200, '{"result": [[]]}', 0), (422, "no expression", 1)):
+        check = Preflight(build({"env": {"kind": "search", "url": served(status, body)}}))
+        check._retrieval()
+        assert len(check.notes) == notes and all("422 no expression. Rollouts" in note for note in check.notes)
 
 
 @pytest.mark.slow
