@@ -1,17 +1,23 @@
-"""What every entry point does: log to stderr, turn a UserError into one sentence and status 2, leave on SIGTERM."""
+"""What every entry point does: log to stderr, turn a UserError into one sentence and status 2, leave on SIGTERM
+in any case, before whoever sent it loses patience.
+"""
 
 import asyncio
 import logging
 import os
-import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 
 from shared.cancellation import stop
 from shared.config import Config, load_service_config
 from shared.errors import UserError
+from shared.told_to_stop import when_told_to_stop
 
 log = logging.getLogger("headrace")
+
+LEAVE_S = 8.0  # a thread whose call does not return, or a loop that is kept by one, must not keep the process
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -52,10 +58,22 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
+def _leave_unfinished() -> None:
+    log.warning("not ended %g s after the signal: leaving; every file is whole", LEAVE_S)
+    os._exit(0)
+
+
 async def _until_signalled(work: Coroutine[None, None, None]) -> None:
-    task, told_to_stop = asyncio.ensure_future(work), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
+    task, told_to_stop, loop = asyncio.ensure_future(work), asyncio.Event(), asyncio.get_running_loop()
+
+    def stop_now() -> None:
+        guard = threading.Timer(LEAVE_S, _leave_unfinished)
+        guard.daemon = True
+        guard.start()
+        with suppress(RuntimeError):  # it has ended by itself
+            loop.call_soon_threadsafe(told_to_stop.set)
+
+    when_told_to_stop(stop_now)
     waiting = asyncio.ensure_future(told_to_stop.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():

@@ -276,6 +276,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "services/replay/window/history.py:History.look",
         "async with self._lock",
     ): "who calls it has REDIS_S or less",
+    ("shared/told_to_stop.py:_listen", "os.read(heard, 1)"): "a daemon thread that waits for a signal",
     # bytes that are there, or that go as fast as the other end takes them
     ("cli/top.py:_keys.pressed", "os.read(descriptor, 64)"): "the loop calls it when there is something to read",
     ("cli/chaos/proxy.py:Link._pump", "writer.drain()"): "`cut` and `close` end it",

@@ -7,10 +7,11 @@ belongs together in Redis goes in one transaction.
 import logging
 import math
 import os
-import signal
 import threading
 import time
 from typing import NoReturn
+
+from shared.told_to_stop import when_told_to_stop
 
 log = logging.getLogger("headrace")
 
@@ -32,8 +33,7 @@ class Stop:
 
     def on_signals(self) -> None:
         """Take SIGTERM and SIGINT."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.ask())
+        when_told_to_stop(self.ask)
 
     def ask(self) -> None:
         """Ask for a stop; with no safe point in time (one long kernel, a silent Redis) the process ends anyway."""

@@ -46,6 +46,7 @@ def run_ranks(count: int, stop_s: float) -> int:
     ]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ranks[0].send_signal(signal.SIGTERM))
+    signal.set_wakeup_fd(-1)  # what this process would do itself when it is told to stop is now up to rank 0
     # one that leaves at the end may be quicker than rank 0, which told it to
     while not (
         ended := [n for n, process in enumerate(ranks) if process.poll() is not None and (process.returncode or not n)]
