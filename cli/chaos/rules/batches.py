@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from cli.chaos.log import Added, Dropped, Fact, Put, Removed
 from shared.config import Config
 from shared.messages import (
-    TRAIN,
+    AGAIN,
+    EVAL,
     Batch,
     Cursor,
     GroupHeader,
@@ -147,7 +148,7 @@ class BatchesObeyTheMethod:
         self._records.clear()
 
     def _file(self, header: GroupHeader) -> None:
-        if header.kind != TRAIN or not header.usable or header.id in self._known:
+        if header.kind == EVAL or not header.usable or header.id in self._known:
             return
         if header.version_min.number < self._min_version[header.id]:
             return  # of an attempt that was replaced, and older than the one in its place may be
@@ -178,7 +179,7 @@ class BatchesObeyTheMethod:
         """The server lost steps: what they used is gone, and what they would have stored was never appended."""
         self._step = step
         used = {id for batch in self._batches.values() for id in batch.fresh}
-        left = {id: arrived for id, arrived in self._arrived.items() if id not in used}
+        left = {id: a for id, a in self._arrived.items() if id not in used and a.header.kind != AGAIN}
         self._arrived = {
             id: arrived
             for id, arrived in left.items()

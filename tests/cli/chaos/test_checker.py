@@ -33,6 +33,16 @@ def test_a_run_whose_services_crashed_keeps_every_rule(tmp_path: Path, policy: s
         assert any("and order and gate give" in text or "different stored groups are due" in text for text in broken)
 
 
+@pytest.mark.parametrize("policy", ["dapo", "bapo", "exgrpo", "rollout_advantage", "trl_buffer"])
+def test_a_policy_whose_choice_is_not_judged_is_held_to_the_rest(tmp_path: Path, policy: str) -> None:
+    chosen: dict[str, object] = {"policy": policy} | ({"select": 0} if policy == "exgrpo" else {})
+    log, config = read(made(tmp_path, **chosen)), settings(**chosen)
+    assert check(config, log).broken == []
+    early, late = [fact for fact in all_of(log, Batch) if fact.message.fresh][:2]
+    again = edited(late, fresh=[early.message.fresh[0], *late.message.fresh[1:]])
+    refused(planted(log, lambda f: again if f is late else f), early.message.fresh[0], "and again in", config=config)
+
+
 def test_the_log_holds_what_the_run_did(clean: Log) -> None:
     verdict = check(settings(), clean)
     assert verdict.broken == []

@@ -231,8 +231,8 @@ def test_a_lost_task_that_nobody_gave_up_is_named(clean: Log) -> None:
 
 
 def test_an_unfinished_run_may_have_open_tasks_and_a_finished_one_may_not(clean: Log) -> None:
-    part = clean[: len(clean) // 2]
-    verdict = check(settings(), part)
-    assert verdict.broken == [] and verdict.counts["open"] > 0
+    parts = (clean[:end] for end in range(len(clean) // 2, len(clean)))
+    part = next(part for part in parts if check(settings(), part).counts["open"])
+    assert check(settings(), part).broken == []
     end: list[Fact] = [Added("events", b"9-9", {"kind": "finished", "step": 14})]
     refused([*part, end], "the run has finished, and task", "is still open")
