@@ -22,8 +22,8 @@ MIB = 2**20
 
 def peak(transport: str, dtype: str, layers: int, hidden: int, vocabulary: int) -> tuple[int, int, int]:
     """Bytes above the start at the most; bytes of the largest group; bytes of the model."""
+    from services.learner.weights.canary import canary_of
     from services.learner.weights.model_writer import as_written, write_plain
-    from services.learner.weights.publish import canary_of
 
     model = _model(layers, hidden, vocabulary)
     groups = [*model.base_model.layers, model.get_input_embeddings()]
@@ -74,8 +74,8 @@ def _model(layers: int, hidden: int, vocabulary: int) -> Any:
 def _through_redis(model: Any, folder: Path) -> None:
     from services.learner.stop import Stop
     from services.learner.talk.outbox import Outbox
-    from services.learner.weights.publish import publish
     from services.learner.weights.transports.redis_chunks import RedisSender
+    from services.learner.weights.version_files import publish
     from shared.redis_client import connect
     from shared.streams import Keys
     from shared.versions import Version

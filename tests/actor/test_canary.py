@@ -13,7 +13,7 @@ from services.actor.engines.canary import BF16_MEAN, check_canary, mismatch, tol
 from services.actor.engines.engine import CanaryRefused
 from services.actor.engines.torch_model import TorchModel
 from services.learner.model.policy import load_policy
-from services.learner.weights import publish
+from services.learner.weights.canary import canary_of, sampled_sequences
 from shared.config import build
 from shared.messages import CanarySequence
 
@@ -88,7 +88,7 @@ def another_head(model: Any) -> None:
 def test_the_torch_engine_makes_its_logits_as_the_learner_does() -> None:
     torch.manual_seed(0)
     learner, engine = load_policy(MODEL, torch.bfloat16, CPU), TorchModel(MODEL, "cpu", torch.bfloat16)
-    canary = publish.canary_of(learner, publish.sampled_sequences(learner, 4, 32))
+    canary = canary_of(learner, sampled_sequences(learner, 4, 32))
     off = mismatch(canary, engine.score([c.tokens for c in canary], [c.start for c in canary]))
     assert off is not None and off.worst < 1e-4  # one kernel for the attention, and nothing rounded after it
 
@@ -115,7 +115,7 @@ def test_wrong_weights_are_told_from_another_attention_kernel(
     """The learner packs rows and scores with one kernel, this engine with another, one sequence at a time."""
     torch.manual_seed(0)
     learner = load_policy(MODEL, getattr(torch, dtype), CPU)
-    canary = publish.canary_of(learner, publish.sampled_sequences(learner, 4, 32))
+    canary = canary_of(learner, sampled_sequences(learner, 4, 32))
     theirs: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=learner.dtype, attn_implementation="eager").eval()
     change(theirs)
     scored = []

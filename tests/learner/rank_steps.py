@@ -33,8 +33,8 @@ from services.learner.ranks.balance import Load, owners
 from services.learner.ranks.keeping import save_checkpoint
 from services.learner.step import scan, train_step
 from services.learner.stop import Stop
-from services.learner.weights.publish import write_model
 from services.learner.weights.room import is_for_want_of_room
+from services.learner.weights.version_files import write_model
 from shared.config import build
 from shared.payload import decode_payload
 from shared.versions import Version

@@ -13,7 +13,7 @@ from services.learner.step import Trainer, train_step
 from services.learner.stop import Stop
 from services.learner.weights import checkpoint
 from services.learner.weights.model_files import read_companions
-from services.learner.weights.publish import write_model
+from services.learner.weights.version_files import write_model
 from shared.config import Config, build
 from shared.messages import Cursor
 from shared.versions import Version

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.learner.ranks.sharded import trains_shards
-from services.learner.weights import digest_beside, publish
+from services.learner.weights import digest_beside, version_files
 from services.learner.weights.digest_beside import DigestBeside
 from services.learner.weights.model_writer import written
 from shared import weights
@@ -82,7 +82,7 @@ def test_of_a_published_model_all_is_read_but_its_weights(
 
     monkeypatch.setattr(digest_beside, "update_from", update_from)
     names = ("added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "tokenizer.json")
-    notice = publish.publish(tmp_path, Version(0, 1), model, dict.fromkeys(names, b"{}"), [])
+    notice = version_files.publish(tmp_path, Version(0, 1), model, dict.fromkeys(names, b"{}"), [])
     weights.verify(tmp_path / notice.location, notice.digest)
     assert sorted(read) == sorted([*names, "config.json"])
     assert (tmp_path / notice.location / "generation_config.json").read_bytes() == b"{}"

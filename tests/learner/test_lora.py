@@ -15,7 +15,7 @@ from services.learner.model.policy import load_policy, logprobs
 from services.learner.ranks.keeping import save_checkpoint
 from services.learner.step import train_step
 from services.learner.stop import Stop
-from services.learner.weights import publish
+from services.learner.weights import version_files
 from services.learner.weights.model_files import read_companions
 from shared.adapters import WEIGHTS, adapters_of, add_adapters
 from shared.config import Config, build
@@ -136,7 +136,7 @@ def test_a_checkpoint_is_small_and_transformers_loads_it(tmp_path: Path, policy_
     assert torch.allclose(logprobs(base, rows, 1.0), untrained, atol=1e-6)
     assert not torch.allclose(logprobs(made.trainer.model, rows, 1.0), untrained, atol=1e-3)
 
-    notice = publish.publish(tmp_path / "weights", Version(0, 2), made.trainer.model, {}, [])
+    notice = version_files.publish(tmp_path / "weights", Version(0, 2), made.trainer.model, {}, [])
     whole = (policy_dir / "model.safetensors").stat().st_size
     assert (tmp_path / "weights" / notice.location / WEIGHTS).stat().st_size < whole / 8
 

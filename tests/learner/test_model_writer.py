@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from services.learner.model.policy import load_policy
 from services.learner.ranks.sharded import meeting_all
-from services.learner.weights import publish
+from services.learner.weights import version_files
+from services.learner.weights.canary import canary_of
 from services.learner.weights.model_writer import as_written, write_plain
 from services.learner.weights.publisher import Publisher
 from shared.config import build
@@ -61,8 +62,8 @@ def test_the_canary_of_rounded_files_is_what_a_model_loaded_from_them_computes(
     folder = config.weights_dir / publisher.notice.location
     assert all(t.dtype == torch.bfloat16 for t in load_file(folder / "model.safetensors").values())
     tiny_model.write_tokenizer(folder)
-    scores = publish.canary_of(load_policy(folder, torch.float32, CPU), publisher.canary)
-    exact = publish.canary_of(model, publisher.canary)
+    scores = canary_of(load_policy(folder, torch.float32, CPU), publisher.canary)
+    exact = canary_of(model, publisher.canary)
     announced = publisher.notice.canary
 
     def gap(others: Any) -> float:
@@ -78,7 +79,7 @@ def test_a_rank_that_cannot_write_a_file_gathers_the_model_all_the_same(
 ) -> None:
     (tmp_path / wrong).mkdir()
     with pytest.raises(OSError, match=wrong), meeting_all(sharded):
-        publish.write_model(sharded, {"tokenizer.json": b"{}"}, tmp_path)
+        version_files.write_model(sharded, {"tokenizer.json": b"{}"}, tmp_path)
     assert sharded.headrace_gathered == 1, "as often as the ranks that wait for it"
 
 

@@ -20,7 +20,7 @@ from services.learner.ranks.members import Ranks
 from services.learner.ranks.sharded import load_sharded
 from services.learner.stop import Stop
 from services.learner.weights.model_files import read_companions
-from services.learner.weights.publish import write_model
+from services.learner.weights.version_files import write_model
 from shared.config import Config
 from shared.errors import UserError
 from shared.payload import encode_payload

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.learner.step import train_step
-from services.learner.weights import publish
+from services.learner.weights import version_files
+from services.learner.weights.canary import canary_of, sampled_sequences, stored_sequences
 from services.learner.weights.model_files import read_companions
 from services.learner.weights.publisher import TRIES, Publisher
 from shared import weights
@@ -30,7 +31,7 @@ def test_what_is_published_is_what_was_trained_ties_included(
     tmp_path: Path, policy_dir: Path, model: Any, make_group: Any, make_trainer: Any
 ) -> None:
     train_step(make_trainer(model, lr=1e-2), 0, [], [make_group("g", 1)])
-    notice = publish.publish(tmp_path, Version(0, 1), model, read_companions(policy_dir), [])
+    notice = version_files.publish(tmp_path, Version(0, 1), model, read_companions(policy_dir), [])
     weights.verify(tmp_path / notice.location, notice.digest)
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / notice.location, dtype=torch.float32)
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
@@ -46,9 +47,9 @@ def test_a_canary_holds_for_the_published_files_and_for_no_others(
 ) -> None:
     model = model.to(dtype)
     groups = [make_group("a", 1), make_group("b", 2)]
-    sequences = publish.stored_sequences(groups, 2, 12) + publish.sampled_sequences(model, 2, 64)
-    canary = publish.canary_of(model, sequences)
-    notice = publish.publish(tmp_path, Version(0, 3), model, read_companions(policy_dir), canary)
+    sequences = stored_sequences(groups, 2, 12) + sampled_sequences(model, 2, 64)
+    canary = canary_of(model, sequences)
+    notice = version_files.publish(tmp_path, Version(0, 3), model, read_companions(policy_dir), canary)
 
     def worst(other: Any) -> float:
         gaps = []
@@ -68,18 +69,18 @@ def test_a_canary_holds_for_the_published_files_and_for_no_others(
 
 def test_stored_sequences_are_the_ends_of_the_newest_groups(make_group: Any) -> None:
     groups = [make_group("a", 1), make_group("b", 2)]
-    sequences = publish.stored_sequences(groups, 2, 5)
+    sequences = stored_sequences(groups, 2, 5)
     assert sequences == [groups[1].canary_tokens[-5:].tolist(), groups[0].canary_tokens[-5:].tolist()]
-    assert publish.stored_sequences(groups, 1, 10**6) == [groups[1].canary_tokens.tolist()]
-    assert publish.stored_sequences(groups, 0, 5) == []
-    assert publish.stored_sequences([], 2, 5) == []
+    assert stored_sequences(groups, 1, 10**6) == [groups[1].canary_tokens.tolist()]
+    assert stored_sequences(groups, 0, 5) == []
+    assert stored_sequences([], 2, 5) == []
 
 
 def test_sampled_sequences_are_the_same_every_time(model: Any) -> None:
-    first = publish.sampled_sequences(model, 2, 64)
-    assert first == publish.sampled_sequences(model, 2, 64)
+    first = sampled_sequences(model, 2, 64)
+    assert first == sampled_sequences(model, 2, 64)
     assert [len(s) for s in first] == [32, 32]
-    assert publish.sampled_sequences(model, 0, 64) == []
+    assert sampled_sequences(model, 0, 64) == []
 
 
 def test_a_version_goes_only_when_it_is_old_and_no_live_actor_reports_it(tmp_path: Path, redis_url: str) -> None:
@@ -89,14 +90,14 @@ def test_a_version_goes_only_when_it_is_old_and_no_live_actor_reports_it(tmp_pat
     client.sadd(KEYS.actors, "slow", "dead", "loading")
     client.set(KEYS.actor("slow"), json.dumps({"id": "slow", "version": [0, 1]}))
     client.set(KEYS.actor("loading"), json.dumps({"id": "loading", "version": None, "loading": [0, 2]}))
-    in_use = publish.versions_in_use(client, KEYS)
+    in_use = version_files.versions_in_use(client, KEYS)
     assert in_use == {Version(0, 1), Version(0, 2)}
-    publish.delete_unused(tmp_path, in_use)
+    version_files.delete_unused(tmp_path, in_use)
     assert weights.published(tmp_path) == [Version(0, 1), Version(0, 2), Version(0, 3), Version(0, 4)]
     client.set(KEYS.actor("loading"), json.dumps({"id": "loading", "version": [0, 4], "loading": None}))
-    publish.delete_unused(tmp_path, publish.versions_in_use(client, KEYS))
+    version_files.delete_unused(tmp_path, version_files.versions_in_use(client, KEYS))
     assert weights.published(tmp_path) == [Version(0, 1), Version(0, 3), Version(0, 4)]
-    assert publish.versions_in_use(client, Keys("no-actors")) == set()
+    assert version_files.versions_in_use(client, Keys("no-actors")) == set()
 
 
 def test_an_old_version_that_cannot_be_deleted_stays_and_ends_nothing(
@@ -105,7 +106,7 @@ def test_an_old_version_that_cannot_be_deleted_stays_and_ends_nothing(
     for number in range(4):
         weights.publish(tmp_path, Version(0, number), lambda folder: _fill(folder))
     (tmp_path / ".deleted-v0000-00000000" / "held").mkdir(parents=True)
-    publish.delete_unused(tmp_path, set())
+    version_files.delete_unused(tmp_path, set())
     assert weights.published(tmp_path) == [Version(0, 0), Version(0, 2), Version(0, 3)]
     assert "an old version is not deleted" in caplog.text
 
@@ -118,7 +119,7 @@ def test_each_try_after_a_refusal_has_another_canary_however_few_groups_were_tra
     publisher.trained_on(groups)
     publisher.publish(version)
     announced = [publisher.canary]
-    assert announced[0] == publish.stored_sequences(groups, 2, config.weights.canary_tokens)
+    assert announced[0] == stored_sequences(groups, 2, config.weights.canary_tokens)
     while publisher.try_again({version}):
         announced.append(publisher.canary)
     sequences = [tuple(sequence) for canary in announced for sequence in canary]
@@ -139,5 +140,5 @@ def test_what_a_killed_learner_left_half_written_is_cleared(tmp_path: Path) -> N
     (tmp_path / ".v0000-00000003.77").mkdir()
     (tmp_path / ".old-v0000-00000002.77").mkdir()
     weights.publish(tmp_path, Version(0, 1), lambda folder: _fill(folder))
-    publish.clear_unfinished(tmp_path)
+    version_files.clear_unfinished(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["v0000-00000001"]

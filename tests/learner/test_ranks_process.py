@@ -13,7 +13,7 @@ from services.learner.assemble import assemble
 from services.learner.groups.group import group_from_payload
 from services.learner.step import train_step
 from services.learner.stop import Stop
-from services.learner.weights.publish import write_model
+from services.learner.weights.version_files import write_model
 from shared import streams, weights
 from shared.messages import Batch, Checkpointed, Finish, Hello, Scan, ScanResult, Trained, WeightsNotice, decode
 from shared.streams import FIELD

@@ -13,7 +13,8 @@ from services.learner.ranks.sharded import trains_shards
 from services.learner.step import scan
 from services.learner.stop import Stop
 from services.learner.talk.patience import patiently
-from services.learner.weights import publish
+from services.learner.weights import version_files
+from services.learner.weights.canary import canary_of, sampled_sequences
 from services.learner.weights.publisher import how_many
 from shared.config import Config
 from shared.redis_client import connect
@@ -24,7 +25,7 @@ def follow(config: Config) -> None:
     ranks, stop = join(pick_device(config.learner.device)), Stop()
     trainer = assemble.assemble(config, stop, ranks).trainer
     model, reader = trainer.model, assemble.reader(config, connect(config.redis.url), trainer)
-    publish.sampled_sequences(model, *how_many(config.weights))  # beside rank 0's publisher
+    sampled_sequences(model, *how_many(config.weights))  # beside rank 0's publisher
 
     def own(ids: list[str], order: orders.Learn | orders.Scan, *, reference: bool) -> Fetched:
         wanted = orders.own(ids, order, ranks.rank)
@@ -46,9 +47,9 @@ def follow(config: Config) -> None:
                 groups = own(order.ids, order, reference=reference).groups
                 ranks.all(msgspec.msgpack.encode(scan(trainer, groups, order.per_rollout, is_due(order.step))))
             case orders.Publish():
-                publish.canary_of(model, order.canary)
+                canary_of(model, order.canary)
                 if trains_shards(model):  # otherwise rank 0 has all there is to write
-                    publish.write_model(model, {}, config.weights_dir)
+                    version_files.write_model(model, {}, config.weights_dir)
             case orders.Save():
                 save_checkpoint(config.checkpoints_dir, trainer, {}, order.version, order.cursor)
             case orders.Leave():

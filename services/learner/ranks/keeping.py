@@ -11,7 +11,7 @@ from services.learner.ranks.optimiser_shards import FOLDER, save_shards
 from services.learner.ranks.sharded import meeting_all, trains_shards
 from services.learner.step import Trainer
 from services.learner.weights import checkpoint
-from services.learner.weights.publish import write_model
+from services.learner.weights.version_files import write_model
 from shared.messages import Cursor
 from shared.versions import Version
 

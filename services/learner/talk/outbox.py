@@ -12,11 +12,11 @@ import redis
 from services.learner.stop import Stop
 from services.learner.talk.lineage import lives_key, refuse_if_replaced
 from services.learner.talk.patience import patiently
-from services.learner.weights import publish
 from shared import events, streams
 from shared.messages import Message, Trained, WeightsNotice, encode
 from shared.streams import LEARNER, Keys
 
+NOTICES_KEPT = 16
 T = TypeVar("T")
 
 
@@ -86,7 +86,7 @@ class Transaction:
 
     def notice(self, notice: WeightsNotice) -> None:
         """For every actor."""
-        streams.add(self.pipe, self._keys.weights, encode(notice), keep=publish.NOTICES_KEPT)
+        streams.add(self.pipe, self._keys.weights, encode(notice), keep=NOTICES_KEPT)
 
     def ack(self, *ids: bytes) -> None:
         """These entries of `work` are done with."""

@@ -1,4 +1,4 @@
-"""A version's way to the actors: written, sent, and once more where it is damaged, gone or refused; old ones deleted.
+"""A version's way to the actors: sent, and once more where it is damaged, gone or refused; old ones deleted.
 
 The notice of a new version is the caller's to send, in one transaction with what else is said of it.
 """
@@ -11,7 +11,7 @@ from services.learner.executor import Executor
 from services.learner.groups.group import Group
 from services.learner.stop import Stop
 from services.learner.talk.outbox import Outbox
-from services.learner.weights import publish
+from services.learner.weights import version_files
 from services.learner.weights.publisher import TRIES, Publisher
 from services.learner.weights.room import until_written
 from services.learner.weights.save_time import SaveTime
@@ -92,4 +92,4 @@ class Delivery:
     def _named(self, fields: Sequence[str]) -> set[Version]:
         """The versions that live actors name in these fields of their heartbeats."""
         client, keys = self._outbox.client, self._outbox.keys
-        return self._outbox.patiently("read heartbeats", lambda: publish.versions_in_use(client, keys, fields))
+        return self._outbox.patiently("read heartbeats", lambda: version_files.versions_in_use(client, keys, fields))

@@ -1,4 +1,4 @@
-"""The weights as the actors are to take them, proved by sequences of what was last trained on."""
+"""The versions of one model, one after the other: which canary each gets, and which others where it is refused."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from services.learner.groups.group import Group
-from services.learner.weights import publish
+from services.learner.weights import version_files
+from services.learner.weights.canary import canary_of, sampled_sequences, stored_sequences
 from services.learner.weights.model_writer import as_written
 from shared import weights
 from shared.config import Config
@@ -34,13 +35,13 @@ class Publisher:
         self._model, self.companions = model, companions
         w = self._settings
         self._dtype = None if w.dtype == "model" else getattr(torch, w.dtype)
-        self._sequences = self._sampled = publish.sampled_sequences(model, *how_many(w))
+        self._sequences = self._sampled = sampled_sequences(model, *how_many(w))
         self._again: tuple[Version, int] | None = None  # which version was announced again, and how often
-        publish.clear_unfinished(self._dir)
+        version_files.clear_unfinished(self._dir)
 
     def trained_on(self, groups: Sequence[Group]) -> None:
         """Take the next canaries from these groups, where they have any; where they have few, others after those."""
-        if stored := publish.stored_sequences(groups, *how_many(self._settings)):
+        if stored := stored_sequences(groups, *how_many(self._settings)):
             self._sequences = [*stored, *self._sampled][: len(self._sampled)]
 
     @property
@@ -64,8 +65,8 @@ class Publisher:
     def publish(self, version: Version) -> None:
         """Write the version's folder; `notice` is the caller's to send."""
         with as_written(self._model, self._dtype):
-            canary = publish.canary_of(self._model, self.canary)
-        self.notice = publish.publish(self._dir, version, self._model, self.companions, canary, self._dtype)
+            canary = canary_of(self._model, self.canary)
+        self.notice = version_files.publish(self._dir, version, self._model, self.companions, canary, self._dtype)
 
     def is_whole(self) -> bool:
         """Whether the files of the last version are still those that were written."""
@@ -79,4 +80,4 @@ class Publisher:
         """Delete all but the newest versions, those in use and the one that was just announced: another life may have
         left higher numbers behind.
         """
-        publish.delete_unused(self._dir, in_use | {self.notice.version})
+        version_files.delete_unused(self._dir, in_use | {self.notice.version})

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from services.learner import waits
 from services.learner.stop import Stop
 from services.learner.talk.outbox import Outbox
-from services.learner.weights.publish import versions_in_use
+from services.learner.weights.version_files import versions_in_use
 from shared.errors import UserError
 from shared.messages import WeightsNotice
 from shared.redis_client import WEIGHTS_SHARE, is_full, room
