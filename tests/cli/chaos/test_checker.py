@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,7 +36,7 @@ def test_a_run_whose_services_crashed_keeps_every_rule(tmp_path: Path, policy: s
 
 @pytest.mark.parametrize("policy", ["dapo", "bapo", "exgrpo", "rollout_advantage", "trl_buffer"])
 def test_a_policy_whose_choice_is_not_judged_is_held_to_the_rest(tmp_path: Path, policy: str) -> None:
-    chosen: dict[str, object] = {"policy": policy} | ({"select": 0} if policy == "exgrpo" else {})
+    chosen: dict[str, Any] = {"policy": policy} | ({"select": 0} if policy == "exgrpo" else {})
     log, config = read(made(tmp_path, **chosen)), settings(**chosen)
     assert check(config, log).broken == []
     early, late = [fact for fact in all_of(log, Batch) if fact.message.fresh][:2]
