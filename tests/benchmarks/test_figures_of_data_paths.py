@@ -43,7 +43,9 @@ def test_end_to_end() -> None:
 def test_swap() -> None:
     from benchmarks.swap import measure
 
-    assert are_numbers(measure(hidden=64, layers=1, vocabulary=600, repetitions=1), 2)
+    figures = measure(hidden=64, layers=1, vocabulary=600, repetitions=1, requests=2, context=32)
+    assert are_numbers(figures, 3)
+    assert figures[1].ours[0] <= figures[0].ours[0], "a stall is a part of a swap"
 
 
 @pytest.mark.slow
