@@ -89,9 +89,7 @@ class _Resumed(_Said, tag="resumed", kw_only=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
-_check = msgspec.json.Decoder(
-    _Step | _Eval | _Rollout | _Swap | _Finished | _Refused | _Actor | _Warning | _Resumed
-).decode
+_Record = _Step | _Eval | _Rollout | _Swap | _Finished | _Refused | _Actor | _Warning | _Resumed
 
 
 def emit(pipe: Any, keys: Keys, kind: str, /, **fields: Any) -> Any:
@@ -117,7 +115,8 @@ def check_step(fields: dict[str, Any]) -> None:
 
 
 def _checked(data: bytes) -> tuple[_Said, dict[str, Any]]:
-    known, record = _check(data), _decode(data)
+    record = _decode(data)
+    known = msgspec.convert(record, _Record)
     if isinstance(known, _Step | _Eval):
         named = ("kind", *known.__struct_fields__)
         msgspec.convert({name: value for name, value in record.items() if name not in named}, Figures)

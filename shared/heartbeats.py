@@ -5,7 +5,7 @@ below are what they are there.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -48,7 +48,6 @@ class _OfReplay(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Beat).decode
-_check_actor, _check_replay = (msgspec.json.Decoder(kind).decode for kind in (_OfActor, _OfReplay))
 
 
 async def alive(client: redis.asyncio.Redis, keys: Keys) -> list[Beat]:
@@ -79,7 +78,7 @@ async def tell_of_replay(client: redis.asyncio.Redis, keys: Keys, beat: Beat) ->
 async def of_replay(client: redis.asyncio.Redis, keys: Keys) -> Beat | None:
     """The same; None where none is alive. Raises RedisError."""
     told = await client.get(keys.replay)
-    return _read(told, _check_replay)
+    return _read(told, _OfReplay)
 
 
 def versions(beats: Iterable[Beat | None], fields: Sequence[str] = VERSIONS) -> set[Version]:
@@ -94,14 +93,15 @@ def _names(members: Iterable[bytes]) -> list[str]:
 
 
 def _told(names: list[str], values: Iterable[bytes | None]) -> dict[str, Beat | None]:
-    return {name: _read(value, _check_actor) for name, value in zip(names, values, strict=True)}
+    return {name: _read(value, _OfActor) for name, value in zip(names, values, strict=True)}
 
 
-def _read(value: Any, check: Callable[[bytes], object]) -> Beat | None:
+def _read(value: Any, kind: type[msgspec.Struct]) -> Beat | None:
     if not value:
         return None
     try:
-        check(value)
-        return _decode(value)
+        beat = _decode(value)
+        msgspec.convert(beat, kind)
     except UNREADABLE:
         return None
+    return beat
