@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shared import settings
-from shared.contradictions import contradictions
+from shared.contradictions import UNGATED, contradictions
 from shared.errors import UserError
 from shared.foreign import first_known
 from shared.nearest import hint
@@ -85,6 +85,11 @@ class Config(settings.Section):
     def keeps_references(self) -> bool:
         """Whether l_ref of a group stays in Redis once the group is trained, for its replay."""
         return self.learner.reference == "trainer" and self.replay.policy != "none"
+
+    @property
+    def drift_decides(self) -> bool:
+        """Whether the policy has a gate on Drift: `Policy.gated`, for who does not know the policies."""
+        return self.replay.policy not in UNGATED
 
     @property
     def weights_dir(self) -> Path:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 
 KEEP_NOTHING = ("none", "dapo")  # policies that store no group
+UNGATED = (  # policies that do not ask for Drift
+    *KEEP_NOTHING,
+    *("bapo", "exgrpo", "headroom_only", "naive", "rollout_advantage", "trl_buffer", "uniform"),
+)
 
 
 def contradictions(c: Config) -> Iterator[str]:

@@ -5,8 +5,8 @@ otherwise (docs/method.md, section 5). In bfloat16 it is not far below the gate;
 from collections.abc import Iterable
 
 from services.learner.engine_gap import reached
+from shared.config import Config
 from shared.messages import Record
-from shared.settings import Replay
 
 EVERY = 10  # steps; the first that can scan anything is step 1
 
@@ -32,9 +32,9 @@ class Noise:
         return {"drift_noise": sum(squares) / len(squares)} if squares else {}
 
 
-def warning(replay: Replay, noise: float) -> str | None:
+def warning(config: Config, noise: float) -> str | None:
     """What to tell of noise near the gate."""
-    if not (limit_reached := reached(replay, noise)):
+    if not (limit_reached := reached(config, noise)):
         return None
     return (
         f"the same tokens scored twice, cut otherwise, differ by a Drift of {noise:.2e}, and {limit_reached}: "

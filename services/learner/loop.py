@@ -13,6 +13,7 @@ import logging
 
 from services.learner import assemble, metrics
 from services.learner.drift_noise import Noise
+from services.learner.engine_gap import OnceEach
 from services.learner.executor import Alone, Executor
 from services.learner.model.policy import device_of
 from services.learner.ranks.leader import WithRanks
@@ -64,7 +65,8 @@ class Loop:
         self._gone = acknowledged  # batches below it are not to be had any more
         self.step = max(self.step, acknowledged)
         self._cursor = made.cursor if self.step == made.step else None
-        self._sent, self._behind, self._noise = SentSteps(), False, Noise()
+        self._sent, self._behind = SentSteps(), False
+        self._noise, self._told = Noise(), OnceEach()
         publisher = Publisher(config, self.trainer.model, made.companions)
         own = Alone(config, self.trainer, self.reader, self.outbox, publisher)
         self._executor: Executor = own if ranks.count == 1 else WithRanks(own)
@@ -165,7 +167,7 @@ class Loop:
             if self._lost:
                 tx.event("warning", text=lineage.lost_steps(*self._lost))
         metrics.announce(self.version)
-        metrics.announce_limit(self.config.replay)
+        metrics.announce_limit(self.config)
         log.info("learner at version %s on %s", self.version, device_of(self.trainer.model))
 
     def _take_up(self) -> bool:
@@ -259,7 +261,7 @@ class Loop:
         with self.trainer.clock("publish"):
             self._delivery.publish(self.version, trained_on=[*replay.groups, *fresh.groups])
 
-        numbers = metrics.step_metrics(done, before, self.config.replay) | self._noise.metrics()
+        numbers = metrics.step_metrics(done, before, self.config) | self._noise.metrics()
         read_bytes, reads, dead_letters = self.reader.lap()
         numbers |= {"payload_bytes_read": float(read_bytes), "payload_reads": float(reads), **self.trainer.clock.lap()}
         trained = Trained(
@@ -275,7 +277,7 @@ class Loop:
         with self.outbox.transaction("send a trained step") as tx:
             tx.notice(self._delivery.notice)
             tx.trained(trained, references)
-            for text in metrics.warnings(self.config, batch.step, numbers, done.totals):
+            for text in metrics.warnings(self.config, batch.step, numbers, done.totals, self._told):
                 log.warning(text)
                 tx.event("warning", text=text)
         self._sent.keep(trained, references)

@@ -12,7 +12,6 @@ from services.learner.executor import Learned
 from services.learner.groups.group import Group
 from services.learner.totals import Totals
 from shared.config import Config
-from shared.settings import Replay
 from shared.versions import Version
 
 _version = Gauge("headrace_learner_version", "number of the published weights")
@@ -25,7 +24,7 @@ _gap = Gauge(
 _noise = Gauge(
     "headrace_learner_drift_noise", "mean d^2 of scoring the same tokens twice, cut otherwise, when last measured"
 )
-_gap_limit = Gauge("headrace_learner_engine_gap_limit", "a tenth of tau, in the gap's measure: above it the run warns")
+_gap_limit = Gauge("headrace_learner_engine_gap_limit", "a tenth of tau, in the gap's measure; 0: no gate")
 _STEP_FIGURES = {
     "kl": "k3 to model.kl_reference, with adapters to their base, weighed as in the loss, of the last step",
     "replay_kl": "mean k3 of the replayed groups to their l_ref, of the last step",
@@ -44,7 +43,7 @@ _left_out = Counter("headrace_learner_updates_left_out", "updates whose gradient
 _dead_letters = Counter("headrace_learner_dead_letters", "groups and messages refused")
 
 
-def step_metrics(done: Learned, version: Version, replay: Replay) -> dict[str, float]:
+def step_metrics(done: Learned, version: Version, config: Config) -> dict[str, float]:
     """The learning side of one step, which `version` was trained in.
 
     `engine_gap` covers tokens sampled under exactly `version` and is left out when there are none; `reference_gap`
@@ -69,17 +68,20 @@ def step_metrics(done: Learned, version: Version, replay: Replay) -> dict[str, f
         "updates_left_out": float(totals.left_out),
     }
     gap = _gap_of(done.fresh.groups, version)
-    return out if gap is None else out | {"engine_gap": gap, "engine_gap_limit": engine_gap.limit(replay)}
+    return out if gap is None else out | {"engine_gap": gap, "engine_gap_limit": engine_gap.limit(config)}
 
 
-def warnings(config: Config, step: int, metrics: Mapping[str, float], totals: Totals) -> list[str]:
-    """What to tell people of a step's metrics."""
-    told = (
-        engine_gap.warning(config.replay, metrics.get("engine_gap", 0.0)),
-        drift_noise.warning(config.replay, metrics.get("drift_noise", 0.0)),
-        totals.warning(step, config.learner.max_bad_gradients),
-    )
-    return [text for text in told if text]
+def warnings(
+    config: Config, step: int, metrics: Mapping[str, float], totals: Totals, told: engine_gap.OnceEach
+) -> list[str]:
+    """What to tell people of a step's metrics; of those that come near the gate not again what was `told`."""
+    texts = [totals.warning(step, config.learner.max_bad_gradients)]
+    for key, warning in (("engine_gap", engine_gap.warning), ("drift_noise", drift_noise.warning)):
+        figure = metrics.get(key, 0.0)
+        text = warning(config, figure)
+        if text and told.is_news(key, figure):
+            texts.append(text)
+    return [text for text in texts if text]
 
 
 def export(metrics: Mapping[str, float], version: Version, dead_letters: int) -> None:
@@ -102,9 +104,9 @@ def export(metrics: Mapping[str, float], version: Version, dead_letters: int) ->
     _dead_letters.inc(dead_letters)
 
 
-def announce_limit(replay: Replay) -> None:
+def announce_limit(config: Config) -> None:
     """Prometheus, beside what a step's gap is read."""
-    _gap_limit.set(engine_gap.limit(replay))
+    _gap_limit.set(engine_gap.limit(config))
 
 
 def announce(version: Version) -> None:

@@ -11,10 +11,14 @@ import torch
 from services.learner import drift_noise
 from services.learner.model.policy import load_policy
 from services.learner.step import NOISE_GROUPS, scan
+from shared.config import Config, build
 from shared.messages import Record
-from shared.settings import Replay
 
 CPU = torch.device("cpu")
+
+
+def with_replay(**replay: Any) -> Config:
+    return build({"replay": replay})
 
 
 def scanned(trainer: Any, groups: list[Any]) -> tuple[list[Record], list[Record]]:
@@ -56,10 +60,11 @@ def test_the_noise_of_a_step_is_told_once() -> None:
 
 
 def test_noise_near_the_gate_is_warned_of() -> None:
-    replay = Replay(tau=1e-3)
-    assert drift_noise.warning(replay, 0.9e-4) is None
-    told = drift_noise.warning(replay, 1.4e-3)
+    config = with_replay(tau=1e-3)
+    assert drift_noise.warning(config, 0.9e-4) is None
+    told = drift_noise.warning(config, 1.4e-3)
     assert told is not None and "1.40e-03, and replay.tau / 10 is 1.00e-04" in told
-    squared = drift_noise.warning(Replay(tau=1e-2, drift="l1"), 1.1e-5)
+    squared = drift_noise.warning(with_replay(tau=1e-2, drift="l1"), 1.1e-5)
     assert squared is not None and "replay.tau^2 / 10 is 1.00e-05" in squared
-    assert drift_noise.warning(Replay(tau=1e-3, policy="none"), 1.0) is None
+    for policy in ("none", "naive"):
+        assert drift_noise.warning(with_replay(tau=1e-3, policy=policy), 1.0) is None, "no gate, nothing to eat into"

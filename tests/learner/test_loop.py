@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prometheus_client import REGISTRY
 
 from cli.status import read_state, sentence
+from services.learner.engine_gap import OnceEach
 from services.learner.loop import Loop
 from services.learner.weights import checkpoint
 from shared import events, streams, weights
@@ -160,18 +162,65 @@ def test_an_engine_gap_above_a_tenth_of_tau_is_warned_of(
     config: Config, client: Any, feed: Feed, make_payload: Any, share: float, warned: bool
 ) -> None:
     loop = start(config)
-    shift = np.float32(
-        (share * config.replay.tau / 10) ** 0.5
-    )  # the engine takes every token to be this much less likely
-    for i, id in enumerate(batch(0).fresh):
-        payload = make_payload(id, i)
-        client.set(KEYS.payload(id), encode_payload(replace(payload, l_gen=payload.l_gen - shift)))
+    with_gap(client, make_payload, 0, share * config.replay.tau / 10)
     feed(batch(0))
     work_off(loop)
     assert results(client, Trained)[0].metrics["engine_gap"] == pytest.approx(share * config.replay.tau / 10, rel=0.01)
     told = [e["text"] for _, e in events.parse(client.xrange(KEYS.events)) if e["kind"] == "warning"]
     assert len(told) == warned
     assert all("the engine gap is 1.10e-03, and replay.tau / 10 is 1.00e-03" in text for text in told)
+
+
+def with_gap(client: Any, make_payload: Any, step: int, gap: float) -> None:
+    """The engine takes every token of the step's fresh groups to be this much less likely, squared."""
+    for i, id in enumerate(batch(step).fresh):
+        payload = make_payload(id, i, version=(0, step))
+        client.set(KEYS.payload(id), encode_payload(replace(payload, l_gen=payload.l_gen - np.float32(gap**0.5))))
+
+
+def gaps_told(client: Any) -> list[str]:
+    texts = [e["text"] for _, e in events.parse(client.xrange(KEYS.events)) if e["kind"] == "warning"]
+    return [text for text in texts if "engine gap" in text]
+
+
+def test_an_engine_gap_that_stays_is_told_once_and_again_when_it_has_doubled() -> None:
+    told = OnceEach()
+    assert [told.is_news("a", figure) for figure in (1.0, 1.0, 1.9, 2.0, 3.0, 1.0)] == [
+        True,
+        *2 * [False],
+        True,
+        *2 * [False],
+    ]
+    assert told.is_news("b", 1.0), "another cause"
+
+
+def test_a_gap_that_stays_is_warned_of_in_the_first_step_alone(
+    config: Config, client: Any, feed: Feed, make_payload: Any
+) -> None:
+    still = config.model_copy(update={"learner": config.learner.model_copy(update={"lr": 1e-12})})
+    loop = start(still)
+    for step in range(3):
+        with_gap(client, make_payload, step, config.replay.tau)
+        feed(batch(step))
+    work_off(loop)
+    gaps = [trained.metrics["engine_gap"] for trained in results(client, Trained)]
+    assert gaps == pytest.approx(3 * [config.replay.tau], rel=0.1)
+    assert len(gaps_told(client)) == 1
+
+
+@pytest.mark.parametrize("policy", ["none", "naive"])
+def test_without_a_gate_no_gap_eats_into_it(
+    config: Config, client: Any, feed: Feed, make_payload: Any, policy: str
+) -> None:
+    ungated = config.model_copy(update={"replay": config.replay.model_copy(update={"policy": policy})})
+    loop = start(ungated)
+    assert REGISTRY.get_sample_value("headrace_learner_engine_gap_limit") == 0
+    with_gap(client, make_payload, 0, config.replay.tau)
+    feed(batch(0))
+    work_off(loop)
+    told = results(client, Trained)[0].metrics
+    assert told["engine_gap"] > config.replay.tau / 2 and told["engine_gap_limit"] == 0
+    assert gaps_told(client) == []
 
 
 def spoil(loop: Loop, monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:

@@ -12,7 +12,7 @@ from services.replay.buffer import Buffer, StoredGroup
 from services.replay.policies import Moment, get_policy, names
 from services.replay.rules import nothing
 from shared.config import build
-from shared.contradictions import KEEP_NOTHING
+from shared.contradictions import KEEP_NOTHING, UNGATED
 from tests.replay import literal
 from tests.replay.literal import Stored
 from tests.replay.played import Played, play
@@ -163,6 +163,7 @@ def test_every_policy_states_its_name_and_its_bound():
 
 def test_the_settings_know_which_policies_store_nothing():
     assert {name for name in names() if get_policy(name).keeps is nothing} == set(KEEP_NOTHING)
+    assert {name for name in names() if not get_policy(name).gated} == set(UNGATED)
 
 
 @pytest.mark.parametrize("name", names())
