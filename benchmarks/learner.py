@@ -8,6 +8,7 @@ its records. Memory is what was resident at most beyond torch and its code, agai
 gradient and two moments.
 """
 
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -39,24 +40,37 @@ def measure(
     before = peak_bytes()
     trainer = made_trainer(hidden, layers)
     flat = flatten(made_batch(groups, rollouts, tokens), torch.device("cpu"))
-    taken = np.zeros((repetitions + 1, 2))
+    taken, spent = np.zeros((repetitions + 1, 2)), np.zeros((repetitions + 1, 3, 3))
     for i in range(repetitions + 1):
         fresh = made_batch(groups, rollouts, tokens)
-        began = time.perf_counter()
+        began, spent[i, 0] = time.perf_counter(), spent_by_now()
         forward(trainer, flat)
-        between = time.perf_counter()
-        train_step(trainer, 0, [], fresh)
-        taken[i] = between - began, time.perf_counter() - between
+        between, spent[i, 1] = time.perf_counter(), spent_by_now()
+        train_step(trainer, i, [], fresh)
+        taken[i], spent[i, 2] = (between - began, time.perf_counter() - between), spent_by_now()
         say(f"repetition {i} of {repetitions}: forward {taken[i, 0]:.2f} s, step {taken[i, 1]:.2f} s")
     read, parameters = sum(row.inputs for row in flat.rows), sum(p.numel() for p in trainer.model.parameters())
     alone, step = taken[1:].T
-    note = f"{parameters / 1e6:.1f} M parameters, {read} tokens read, {flat.tokens} of them trained"
+    (forward_s, _), (step_s, pages) = (
+        ("{:.2f} + {:.2f} s".format(*both), gigabytes)
+        for *both, gigabytes in np.median(np.diff(spent[1:], axis=1), axis=0)
+    )
+    note = (
+        f"{parameters / 1e6:.1f} M parameters, {read} tokens read, {flat.tokens} of them trained; processor time, "
+        f"program + kernel: a forward {forward_s}, a step {step_s}, for {pages:.2f} GB of new pages"
+    )
     return [
         Figure(name="learner", unit="tokens/s", ours=(read / step).tolist(), peer=(read / (3 * alone)).tolist(),
                against="three forwards", at_least=0.9, note=note),
         Figure(name="learner, peak memory", unit="MiB", ours=[(peak_bytes() - before) / 2**20],
                peer=[16 * parameters / 2**20], against="weights, gradient, moments"),
     ]  # fmt: skip
+
+
+def spent_by_now() -> tuple[float, float, float]:
+    """Seconds of the processor in the program and in the kernel, and GB of pages that were made."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime, used.ru_stime, used.ru_minflt * resource.getpagesize() / 1e9
 
 
 def made_trainer(hidden: int, layers: int) -> Trainer:

@@ -45,7 +45,6 @@ def test_swap() -> None:
 
     figures = measure(hidden=64, layers=1, vocabulary=600, repetitions=1, requests=2, context=32)
     assert are_numbers(figures, 3)
-    assert figures[1].ours[0] <= figures[0].ours[0], "a stall is a part of a swap"
 
 
 @pytest.mark.slow
