@@ -16,6 +16,7 @@ from cli.run import local_redis
 from cli.run.local_redis import LocalRedis
 from shared.cancellation import stop
 from shared.config import Config, build
+from shared.messages import Batch, Checkpointed, Record
 from shared.redis_client import wait_until_up
 from tests.replay.peers import PeerActor, PeerLearner, Questions
 from tests.replay.test_service import new_replay
@@ -85,21 +86,32 @@ async def trained(learner: PeerLearner, steps: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def made_by_a_server_that_lost_writes(folder: Path, **replay: object) -> Path:
+def made_by_a_server_that_lost_writes(folder: Path, *, learner_too: bool = False, **replay: object) -> Path:
     """The same without other crashes, on a server that dies when 7 steps are trained and forgets all from the third on.
 
-    The learner lives through it. A third of the attempts fail.
+    The learner lives through it. learner_too: the server forgets the last step that was trained and what came behind
+    it, and the learner dies, which has a checkpoint of that step. Many attempts fail.
     """
     server = local_redis.prepare(folder, 0, keep_history=True)
-    asyncio.run(_train_through_the_loss(server, settings(server.url, **replay)))
+    asyncio.run(_train_through_the_loss(server, settings(server.url, **replay), learner_too))
     return server.folder
 
 
-async def _train_through_the_loss(server: LocalRedis, config: Config) -> None:
-    process, learner = started(server), PeerLearner(config.redis.url, config)
+class SlowLearner(PeerLearner):
+    """Groups come while it trains."""
+
+    async def train(self, batch: Batch) -> list[Record]:
+        await asyncio.sleep(0.03)
+        return await super().train(batch)
+
+
+async def _train_through_the_loss(server: LocalRedis, config: Config, learner_too: bool) -> None:
+    process, learner = started(server), SlowLearner(config.redis.url, config, every=1 if learner_too else 3)
+
+    fail_share = 0.7 if learner_too else 0.3
 
     def actors() -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(PeerActor(config.redis.url, config, seed, 0.3).run()) for seed in (1, 2)]
+        return [asyncio.create_task(PeerActor(config.redis.url, config, seed, fail_share).run()) for seed in (1, 2)]
 
     running = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(learner.run()), *actors()]
     try:
@@ -113,14 +125,30 @@ async def _train_through_the_loss(server: LocalRedis, config: Config) -> None:
         await learner.client.connection_pool.disconnect()
         process.kill()
         process.wait()
+        if learner_too:
+            kept = _before_the_last_step(log_file(server.folder).read_bytes())
         log_file(server.folder).write_bytes(kept)
         process = started(server)
-        running = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(_go_on(learner)), *actors()]
+        life = _resume(learner) if learner_too else _go_on(learner)
+        running = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(life), *actors()]
         await learner.until_finished(60)
     finally:
         await stop(*running)
         process.kill()
         process.wait()
+
+
+def _before_the_last_step(log: bytes) -> bytes:
+    """Up to the transaction in which the learner said that it had trained it."""
+    said = log.rindex(b"\xa7trained")  # as msgpack has the kind of the message
+    return log[: log.rindex(b"*1\r\n$5\r\nMULTI\r\n", 0, said)]
+
+
+async def _resume(learner: PeerLearner) -> None:
+    """A new life, which tells of the checkpoint that it is from."""
+    await learner.begin()
+    await learner._say(Checkpointed(version=learner.version, step=learner.saved))
+    await _go_on(learner)
 
 
 async def _go_on(learner: PeerLearner) -> None:

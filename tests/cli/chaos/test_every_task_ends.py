@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -152,6 +153,13 @@ def test_what_the_learner_knows_alone_is_forgiven_when_a_server_has_lost_writes(
     assert verdict.broken == [] and verdict.passed
     assert verdict.counts["forgiven"] > 0 and verdict.counts["steps_untold"] >= 2
     assert verdict.counts["steps"] + verdict.counts["steps_untold"] == 14
+
+
+def test_what_is_open_again_when_the_learner_resumes_behind_the_log_breaks_no_rule(tmp_path: Path) -> None:
+    log = read(made_by_a_server_that_lost_writes(tmp_path, learner_too=True, max_attempts=1))
+    verdict = check(ONE_TRY, log)
+    assert verdict.broken == [] and verdict.passed
+    assert verdict.counts["lineages"] == 2 and verdict.counts["steps_untold"] <= 1
 
 
 def taken_in(log: Log) -> tuple[Any, int]:
