@@ -145,7 +145,7 @@ async def check(config: Config, sizes: Sizes, say: Callable[[Line], None]) -> No
 
         records, _ = train_step(trainer, 0, [], groups)  # also warms up
         gap = float(np.mean([r.engine_gap for r in records if r.engine_gap is not None]))
-        say(Line("engine gap, mean (l_ref - l_gen)^2", gap, "", f"the gate needs it below {limit(config.replay):g}"))
+        say(Line("engine gap, mean (l_ref - l_gen)^2", gap, "", f"the gate needs it below {limit(config):g}"))
 
         publisher.trained_on(groups)
         for number in range(1, SWAPS + 1):  # under running requests
@@ -162,7 +162,7 @@ async def check(config: Config, sizes: Sizes, say: Callable[[Line], None]) -> No
         off = mismatch(canary, await engine.score([c.tokens for c in canary], [c.start for c in canary]))
         if off is not None:
             dtype = pick_dtype(config.model.dtype, trainer.model.device)
-            most = tolerance(config, str(dtype).removeprefix("torch."))
+            most = tolerance(config, str(dtype).removeprefix("torch."), canary)
             say(Line("canary, |d| in the mean", off.mean, "nats", f"refused above {most:g}"))
             say(Line("canary, |d| of nine in ten tokens", off.high, "nats", f"refused above {HIGH_OVER_MEAN * most:g}"))
             say(Line("canary, |d| at most", off.worst, "nats"))
@@ -173,7 +173,7 @@ async def check(config: Config, sizes: Sizes, say: Callable[[Line], None]) -> No
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     noise = float(np.mean([r.noise for r in scan(trainer, groups, noise=True) if r.noise is not None]))
-    say(Line("drift noise, mean d^2 of scoring twice", noise, "", f"the gate needs it below {limit(config.replay):g}"))
+    say(Line("drift noise, mean d^2 of scoring twice", noise, "", f"the gate needs it below {limit(config):g}"))
     times = learner_times(trainer, groups)
     note = "" if "padded" in times else "NOT packed: learner.packed is off, or was refused when the model was loaded"
     say(Line("training, packed", inputs / times["packed"], "tokens/s", note))

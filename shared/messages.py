@@ -256,6 +256,7 @@ class CanarySequence(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
     start: int
     logprobs: list[float]  # of tokens[start:]
+    dtype: str = "float32"  # that they were computed in
 
 
 Work = Scan | Batch | Sync | Finish
@@ -320,6 +321,8 @@ def _check_steps(said: "Work | Result") -> None:
             raise Malformed(f"steps below {step} are saved, and the learner is at version {version}")
         case ScanResult() if not 0 <= said.seconds <= LARGEST:
             raise Malformed(f"a scan that took {said.seconds} s")
+        case Batch(replay=stored, fresh=fresh) if both := {*stored}.intersection(fresh):
+            raise Malformed(f"group {min(both):.50} is replayed in the step that it is fresh in")
         case Batch(parts=parts) if not all(abs(a) <= LARGEST for p in parts.values() for a in p.advantages or ()):
             raise Malformed("an advantage that no rollout has")
         case _:

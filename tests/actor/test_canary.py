@@ -54,8 +54,9 @@ def test_numbers_that_are_none_and_other_lengths_are_refused_and_no_canary_prove
 
 
 def test_the_tolerance_is_that_of_the_type_unless_it_is_set() -> None:
-    assert tolerance(build({}), "float32") < 1e-3 < tolerance(build({}), "bfloat16") == BF16_MEAN
-    assert tolerance(build({"actor": {"canary_tolerance": 0.3}}), "float32") == 0.3
+    canary, _ = one([0.0])
+    assert tolerance(build({}), "float32", canary) < 1e-3 < tolerance(build({}), "bfloat16", canary) == BF16_MEAN
+    assert tolerance(build({"actor": {"canary_tolerance": 0.3}}), "float32", canary) == 0.3
 
 
 def swap_layers(model: Any) -> None:
@@ -93,6 +94,24 @@ def test_the_torch_engine_makes_its_logits_as_the_learner_does() -> None:
     assert off is not None and off.worst < 1e-4  # one kernel for the attention, and nothing rounded after it
 
 
+@pytest.mark.parametrize(("learners", "actors"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+@torch.no_grad()
+def test_a_learner_on_a_gpu_and_an_actor_on_a_processor_are_held_to_the_coarser_type(
+    learners: str, actors: str
+) -> None:
+    torch.manual_seed(0)
+    learner, engine = (
+        load_policy(MODEL, getattr(torch, learners), CPU),
+        TorchModel(MODEL, "cpu", getattr(torch, actors)),
+    )
+    canary = canary_of(learner, sampled_sequences(learner, 4, 32))
+    limit = tolerance(build({}), actors, canary)
+    check_canary(canary, engine.score([c.tokens for c in canary], [c.start for c in canary]), limit)
+    swap_layers(engine.model)
+    with pytest.raises(CanaryRefused, match="nats in the mean"):
+        check_canary(canary, engine.score([c.tokens for c in canary], [c.start for c in canary]), limit)
+
+
 def nothing(model: Any) -> None: ...
 
 
@@ -123,7 +142,7 @@ def test_wrong_weights_are_told_from_another_attention_kernel(
         ids = torch.tensor(sequence.tokens)
         logp = theirs(ids[None]).logits[0, :-1].float().log_softmax(-1)
         scored.append(logp.gather(-1, ids[1:, None])[:, 0].tolist())
-    limit = tolerance(build({}), dtype)
+    limit = tolerance(build({}), dtype, canary)
     if dtype in seen_in:
         with pytest.raises(CanaryRefused, match="nats in the mean"):
             check_canary(canary, scored, limit)

@@ -109,7 +109,7 @@ class OverFaultyVllm(VllmEngine):
 
     def __init__(self, model: Path, llm: FaultyVllm) -> None:
         super().__init__(build({"model": {"path": str(model)}}))
-        self._llm, self._directory, self._tolerance = llm, model, 0.01
+        self._llm, self._directory, self._dtype = llm, model, "float32"
         self._accepted = [CanarySequence(tokens=[0, 0], start=1, logprobs=[-1.0])]
 
     async def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:

@@ -43,9 +43,13 @@ class Mismatch:
         return f"{self.mean:.3g} nats in the mean, {self.high:.3g} for nine in ten tokens, {self.worst:.3g} at most"
 
 
-def tolerance(config: Config, dtype: str) -> float:
-    """How far a canary's log-probabilities may be off in the mean, in nats."""
-    return config.actor.canary_tolerance or (FP32_MEAN if dtype == "float32" else BF16_MEAN)
+def tolerance(config: Config, dtype: str, canary: Sequence[CanarySequence]) -> float:
+    """How far a canary's log-probabilities may be off in the mean, in nats, where the engine computes in `dtype`.
+
+    The coarser type decides: a learner on a GPU and actors on processors have two.
+    """
+    exact = {dtype, *(sequence.dtype for sequence in canary)} == {"float32"}
+    return config.actor.canary_tolerance or (FP32_MEAN if exact else BF16_MEAN)
 
 
 def mismatch(canary: Sequence[CanarySequence], scored: Sequence[Sequence[float]]) -> Mismatch | None:

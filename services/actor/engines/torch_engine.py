@@ -121,7 +121,7 @@ class TorchEngine:
     def _exchange(self, notice: WeightsNotice, state: "dict[str, torch.Tensor]") -> float:
         model, batch = self._loaded
         started = time.monotonic()
-        limit = tolerance(self.config, str(model.dtype).removeprefix("torch."))
+        limit = tolerance(self.config, str(model.dtype).removeprefix("torch."), notice.canary)
         old = model.exchange(state)
         try:
             scored = model.score([c.tokens for c in notice.canary], [c.start for c in notice.canary])

@@ -76,7 +76,7 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._tolerance = tolerance(self.config, arguments["dtype"])
+        self._dtype: str = arguments["dtype"]
         # in a thread: it takes most of a minute, and this process must report itself and heed signals meanwhile
         self._llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments))
         await self._llm.update_weight_version(self._label)
@@ -179,7 +179,7 @@ class VllmEngine:
 
     async def _check(self, canary: Sequence[CanarySequence]) -> None:
         scored = await self.score([c.tokens for c in canary], [c.start for c in canary])
-        check_canary(canary, scored, self._tolerance)
+        check_canary(canary, scored, tolerance(self.config, self._dtype, canary))
 
     async def _go_back(self, label: str) -> None:
         """Refused: end every request, put the old weights in and prove that they are; the requests then go on."""

@@ -121,7 +121,7 @@ def is_packed(model: Any) -> bool:
 
 def shares_prompts(model: Any) -> bool:
     """Whether packed rows of one prompt read it once."""
-    return is_packed(model) and _computes_in(model) in _SHARING
+    return is_packed(model) and computes_in(model) in _SHARING
 
 
 def device_of(model: Any) -> torch.device:
@@ -184,7 +184,7 @@ def _use_packing(model: Any) -> None:
     sharing = [Row(row.tokens, row.positions[5:], 0) for row in apart[:3]]
     alone = [torch.cat([logprobs(model, [row], 1.0) for row in rows]) for rows in (apart, sharing)]
     model.set_attn_implementation(PACKED)
-    most = PACKED_OFF[_computes_in(model)]
+    most = PACKED_OFF[computes_in(model)]
     for rows, right in zip((apart, sharing), alone, strict=True):
         off = (logprobs(model, rows, 1.0) - right).abs()
         if not (off.mean() <= most and off.max() <= WORST_OVER_MEAN * most):
@@ -206,13 +206,13 @@ def _check_head(model: Any, folder: Path) -> None:
             f"the weights in {folder} give log-probabilities that are not numbers: copy them again, or train from "
             "an earlier checkpoint."
         )
-    rounding = 1e-3 if _computes_in(model) == torch.float32 else 0.25  # of its own logits, which ours do not have
+    rounding = 1e-3 if computes_in(model) == torch.float32 else 0.25  # of its own logits, which ours do not have
     if not torch.allclose(logprobs(model, [row], 1.0), theirs.flatten(), atol=rounding, rtol=1e-3):
         raise UserError(
             f"the architecture of {folder} changes its logits after the output layer, which is not supported."
         )
 
 
-def _computes_in(model: Any) -> torch.dtype:
+def computes_in(model: Any) -> torch.dtype:
     """The type of its layers while they run: shards lie in float32."""
     return getattr(model, COMPUTED, model.dtype)

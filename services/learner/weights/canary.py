@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from services.learner.groups.group import Group, Row
-from services.learner.model.policy import device_of, logprobs, vocabulary_of
+from services.learner.model.policy import computes_in, device_of, logprobs, vocabulary_of
 from shared.messages import CanarySequence
 
 _FIRST_TOKENS = 32
@@ -20,6 +20,7 @@ _TOKENS_AT_ONCE = 2048  # in one forward, which takes a large model as long as o
 def canary_of(model: Any, sequences: Iterable[Sequence[int]]) -> list[CanarySequence]:
     """Score token sequences (each of at least two) under the model as it stands."""
     every = [Row(np.asarray(tokens, np.int64), np.arange(1, len(tokens)), 0) for tokens in sequences]
+    dtype = str(computes_in(model)).removeprefix("torch.")
     together = max(1, _TOKENS_AT_ONCE // max((row.inputs for row in every), default=1))
     out = []
     for at in range(0, len(every), together):
@@ -27,7 +28,7 @@ def canary_of(model: Any, sequences: Iterable[Sequence[int]]) -> list[CanarySequ
         with torch.no_grad():
             scores = logprobs(model, rows, temperature=1.0).cpu().split([row.inputs for row in rows])
         out += [
-            CanarySequence(tokens=row.tokens.tolist(), start=1, logprobs=own.tolist())
+            CanarySequence(tokens=row.tokens.tolist(), start=1, logprobs=own.tolist(), dtype=dtype)
             for row, own in zip(rows, scores, strict=True)
         ]
     return out
