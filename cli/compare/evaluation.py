@@ -35,10 +35,14 @@ def refuse_nothing_to_ask(run: Run) -> None:
 
 
 def refuse_absent_questions(study: Study) -> None:
-    """Raise UserError where the questions of any run, if they are still to be asked, cannot be read here."""
+    """Raise UserError where the questions of any run, if they are still to be asked, are not here.
+
+    Files that are here were read when the study was checked, whose preflight leaves out what it does not find.
+    """
     due = [run.config for run in study.runs if is_due(study, run)]
     for source, whole_rows in dict.fromkeys((config.data.eval, bool(config.reward.function)) for config in due):
-        open_suites([source], whole_rows)
+        if not Path(source).exists():
+            open_suites([source], whole_rows)
 
 
 def refuse_other_questions(study: Study, runs: Sequence[Run]) -> None:

@@ -3,15 +3,17 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.compare import runner
 from cli.compare.screen import StudyScreen
-from cli.compare.study import Study, read_study
+from cli.compare.study import Run, Study, read_study
+from cli.eval import suites
 from cli.eval.suites import open_suites, questions_of
 from cli.main import main
-from cli.run import plan
+from cli.run import plan, preflight
 from shared.errors import UserError
 from shared.evaluation.records import REPORT, Job, write_questions
 
@@ -99,6 +101,37 @@ def test_nothing_is_trained_where_the_held_out_questions_of_a_later_arm_are_not_
         runner.make_all(study, screen)
     screen.close()
     assert not study.folder.exists()
+
+
+class _Begun(Exception):
+    pass
+
+
+class _Screen(StudyScreen):
+    def begin(self, run: Run) -> None:
+        raise _Begun
+
+
+def test_held_out_questions_are_opened_once_before_the_first_run_begins(
+    tmp_path: Path, write_config, monkeypatch: pytest.MonkeyPatch
+):
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text(json.dumps({"question": "who is it", "answer": "a"}) + "\n")
+    write_config()
+    text = (tmp_path / "run.toml").read_text()
+    (tmp_path / "run.toml").write_text(text.replace("[data]", f'[data]\neval = "{held_out}"'))
+    study, opened = _study(tmp_path, 2), []
+    for module in (preflight, suites):
+
+        def noted(source: str, whole_rows: bool = False, real: Any = module.open_prompts) -> Any:
+            opened.append(source)
+            return real(source, whole_rows=whole_rows)
+
+        monkeypatch.setattr(module, "open_prompts", noted)
+    runner.check(study)
+    with pytest.raises(_Begun):
+        runner.make_all(study, _Screen(study, io.StringIO(), {}))
+    assert opened.count(str(held_out)) == 1
 
 
 @pytest.fixture
