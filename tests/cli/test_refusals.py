@@ -1,5 +1,6 @@
 """What is wrong is said in one sentence with exit status 2, before anything is started or written."""
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from services.env_search.backend import IndexSpec
 from services.env_search.index import build_index
 from shared.config import build
 from shared.errors import UserError
+from tests.redis_proxy import called_old, proxied
 
 WriteConfig = Callable[..., Path]
 
@@ -319,10 +321,12 @@ def test_a_web_server_in_the_place_of_redis(refused: Callable[..., str]) -> None
             serving.join()
 
 
-def test_a_redis_that_is_too_old(refused: Callable[..., str], redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.redis_client.MINIMUM_VERSION", (99, 1))
-    said = refused("--redis.url", redis_url)
-    assert "is version" in said and "XAUTOCLAIM needs 99.1 or newer: upgrade it" in said
+def test_a_redis_that_is_too_old(refused: Callable[..., str], redis_url: str) -> None:
+    with proxied(redis_url, called_old) as url:
+        said = refused("--redis.url", url)
+    address = re.escape(url.rpartition("@")[2])
+    needed = r"is version 5\.0\.\d+, and XAUTOCLAIM needs 6\.2 or newer: upgrade it\."
+    assert re.fullmatch(rf"Redis at redis://{address} {needed}", said)
 
 
 def test_a_port_in_use(refused: Callable[..., str]) -> None:
