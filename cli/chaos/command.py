@@ -13,8 +13,9 @@ EPILOG = """examples:
   headrace chaos examples/atlas.toml --against runs/atlas-001   hold EM against a run without faults
   headrace chaos --check runs/atlas-chaos                       judge the log of such a run again
 
-Exit status 0: the log keeps every rule; 1: a rule is broken, or the run did not come to its end; docs/chaos.md says
-what the rules are. The run has a server, ports and a folder of its own: what else runs here is left alone.
+Exit status 0: the log keeps every rule; 1: a rule is broken, the run did not come to its end, or its EM is not that of
+--against; docs/chaos.md says what the rules are. The run has a server, ports and a folder of its own: what else runs
+here is left alone.
 """
 MINUTES, EVERY_S, LONGEST_S = 5.0, 12.0, 60.0
 SUFFIX = "-chaos"
