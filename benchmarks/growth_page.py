@@ -15,8 +15,8 @@ SIZES = {"buffer": "stored groups", "actors": "actors", "tokens": "tokens of a r
          "group size": "rollouts of a group", "learner": "tokens of a rollout"}  # fmt: skip
 HEAD = """# Growth
 
-Written by `python -m benchmarks.growth --plot {plot}`; [loop.md](loop.md#growth) says what is measured, and why it
-grows where it does. Medians of {rounds} rounds, lowest and highest in brackets.
+Written by `headrace bench growth --size plot={plot}`; [loop.md](loop.md#growth) says what is measured, and why
+it grows where it does. Medians of {rounds} rounds, lowest and highest in brackets.
 
 ![growth]({plot_name})
 

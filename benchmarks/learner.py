@@ -84,9 +84,9 @@ def made_trainer(hidden: int, layers: int) -> Trainer:
 
 def made_batch(groups: int, rollouts: int, tokens: int) -> list[Group]:
     """Groups whose rollouts are half to once and a half of `tokens` long."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(max(2, tokens // 2), tokens * 3 // 2 + 2, (groups, rollouts)).astype(np.int32)
-    return [made_group(number, each) for number, each in enumerate(lengths)]
+    least, above = max(2, tokens // 2), tokens * 3 // 2 + 2
+    lengths = [np.random.default_rng(number).integers(least, above, rollouts) for number in range(groups)]
+    return [made_group(number, each.astype(np.int32)) for number, each in enumerate(lengths)]
 
 
 def made_group(number: int, lengths: NDArray[np.int32]) -> Group:
