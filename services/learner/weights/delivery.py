@@ -3,7 +3,6 @@
 The notice of a new version is the caller's to send, in one transaction with what else is said of it.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from services.learner.talk.outbox import Outbox
 from services.learner.weights import version_files
 from services.learner.weights.publisher import TRIES, Publisher
 from services.learner.weights.room import until_written
-from services.learner.weights.save_time import SaveTime
+from services.learner.weights.save_time import SaveTime, timed
 from services.learner.weights.transports import make_sender
 from shared import heartbeats
 from shared.config import Config
@@ -48,9 +47,9 @@ class Delivery:
     def publish(self, version: Version, trained_on: Sequence[Group] = ()) -> None:
         """Write and send the weights as they stand. trained_on: the next canaries are of these, where they have any."""
         self._publisher.trained_on(trained_on)
-        began = time.monotonic()
-        until_written(self._stop, self._root, lambda: self._executor.publish(version), self._outbox.warn)
-        self._save_time.published(time.monotonic() - began, self.notice.size)
+        write = timed(lambda: self._executor.publish(version))
+        seconds = until_written(self._stop, self._root, write, self._outbox.warn)
+        self._save_time.published(seconds, self.notice.size)
         self._send()
 
     def send_again_if_gone(self) -> None:

@@ -1,7 +1,21 @@
 """How long a checkpoint takes to write, as measured: what a stop asks before it begins one."""
 
+import time
+from collections.abc import Callable
+
 SPREAD = 1.5  # the next one may meet a busier disk
 SYNC = 2.0  # of the time that files take to write without waiting for the disk, as versions are written
+
+
+def timed(write: Callable[[], object]) -> Callable[[], float]:
+    """`write`, whose result is its seconds: of the try that succeeds, where it is made again until there is room."""
+
+    def measured() -> float:
+        began = time.monotonic()
+        write()
+        return time.monotonic() - began
+
+    return measured
 
 
 class SaveTime:

@@ -6,7 +6,6 @@ Until then the batches stay pending, so whoever resumes from the checkpoint befo
 """
 
 import logging
-import time
 
 from services.learner.clock import Clock
 from services.learner.executor import Executor
@@ -14,7 +13,7 @@ from services.learner.stop import Stop
 from services.learner.talk.outbox import Outbox
 from services.learner.weights import checkpoint
 from services.learner.weights.room import until_written
-from services.learner.weights.save_time import SaveTime
+from services.learner.weights.save_time import SaveTime, timed
 from shared import streams
 from shared.config import Config
 from shared.messages import Checkpointed, Cursor
@@ -63,14 +62,8 @@ class Saving:
         """Write the checkpoint of the weights as they stand, and say so."""
         c, step = self._config, version.number
         with self._clock("checkpoint"):
-            began = time.monotonic()
-            until_written(
-                self._stop,
-                c.checkpoints_dir,
-                lambda: self._executor.save(version, cursor),
-                self._outbox.warn,
-            )
-            self._save_time.saved(time.monotonic() - began)
+            write = timed(lambda: self._executor.save(version, cursor))
+            self._save_time.saved(until_written(self._stop, c.checkpoints_dir, write, self._outbox.warn))
             self.step = step
             with self._outbox.transaction("acknowledge the saved batches") as tx:
                 tx.ack(*(id for id, _ in self.open))
