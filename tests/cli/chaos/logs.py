@@ -90,7 +90,7 @@ def made_by_a_server_that_lost_writes(folder: Path, *, learner_too: bool = False
     """The same without other crashes, on a server that dies when 7 steps are trained and forgets all from the third on.
 
     The learner lives through it. learner_too: the server forgets the last step that was trained and what came behind
-    it, and the learner dies, which has a checkpoint of that step. Many attempts fail.
+    it, and the learner dies, which has a checkpoint of that step. Many attempts fail until then.
     """
     server = local_redis.prepare(folder, 0, keep_history=True)
     asyncio.run(_train_through_the_loss(server, settings(server.url, **replay), learner_too))
@@ -108,18 +108,16 @@ class SlowLearner(PeerLearner):
 async def _train_through_the_loss(server: LocalRedis, config: Config, learner_too: bool) -> None:
     process, learner = started(server), SlowLearner(config.redis.url, config, every=1 if learner_too else 3)
 
-    fail_share = 0.7 if learner_too else 0.3
-
-    def actors() -> list[asyncio.Task[None]]:
+    def actors(fail_share: float) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(PeerActor(config.redis.url, config, seed, fail_share).run()) for seed in (1, 2)]
 
-    running = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(learner.run()), *actors()]
+    running = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(learner.run()), *actors(0.6)]
     try:
         await trained(learner, 3)
         await stop(*running[2:])
         await asyncio.sleep(0.1)  # so that tasks are open
         kept = log_file(server.folder).read_bytes()
-        running[2:] = actors()
+        running[2:] = actors(0.6)
         await trained(learner, 7)
         await stop(*running)
         await learner.client.connection_pool.disconnect()
@@ -130,7 +128,7 @@ async def _train_through_the_loss(server: LocalRedis, config: Config, learner_to
         log_file(server.folder).write_bytes(kept)
         process = started(server)
         life = _resume(learner) if learner_too else _go_on(learner)
-        running = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(life), *actors()]
+        running = [asyncio.create_task(new_replay(config).run()), asyncio.create_task(life), *actors(0.1)]
         await learner.until_finished(60)
     finally:
         await stop(*running)

@@ -35,7 +35,7 @@ COUNTS = dict.fromkeys(
     [
         ([], "name either a configuration"),
         ([str(ATLAS), "--check", "runs/a"], "name either a configuration"),
-        ([str(ATLAS), "--minutes", "0"], "--minutes 0: a number above 0 is needed"),
+        ([str(ATLAS), "--minutes", "0"], "--minutes must be above 0 (given: 0)"),
         ([str(ATLAS), "--redis.url", "redis://127.0.0.1:1/0"], "leave redis.url empty"),
         ([str(ATLAS), "--against", "nowhere"], "--against nowhere: it holds no summary of a run"),
         ([str(ATLAS), "--run.root", "{tmp}", "--run.name", "there"], "is there already"),
