@@ -130,7 +130,7 @@ class Actor:
                 c,
                 on_retry=metrics.RETRIES.inc,
                 on_failure=metrics.RETRIEVAL_FAILURES.inc,
-                on_answer=metrics.RETRIEVAL.observe,
+                on_answer=self._retrieved,
                 latency=parse_latency(c.env.latency),
             )
         retriever = self._retriever
@@ -161,6 +161,11 @@ class Actor:
             for sentence in TROUBLES.told():
                 await self.wire.warn(sentence)
             await asyncio.sleep(self.config.actor.heartbeat_s)
+
+    def _retrieved(self, seconds: float) -> None:
+        metrics.RETRIEVAL.observe(seconds)
+        if seconds > self.config.env.timeout_s / 4:
+            TROUBLES.note("slow", 1, f"{seconds:.1f} s")
 
     async def _measure(self) -> None:
         asked = time.monotonic()

@@ -19,6 +19,7 @@ from services.actor.group import Group, check_task, is_of_one_learner, roll_out
 from services.actor.retrieval import RetrievalFailed
 from services.actor.rollout import Player
 from services.actor.transcript import is_shown, transcript_event
+from services.actor.troubles import TROUBLES
 from services.actor.wire import Wire
 from shared import streams
 from shared.cancellation import raise_if_cancelled
@@ -151,7 +152,8 @@ class Tasks:
                     ended=lambda: self._rollout_ended(entry.id),
                 )
             except RetrievalFailed as error:
-                await self.wire.warn(f"task {task.id} is handed back: {error}")
+                log.warning("task %s is handed back: %s", task.id, error)
+                TROUBLES.note("index", 1, f"because {error}")
                 await asyncio.sleep(_PAUSE_S)
                 await self._give_up(entry)
                 return

@@ -6,6 +6,8 @@ from collections.abc import Callable
 TELL_EVERY_S = 60.0
 SENTENCES = {
     "environment": "the environment did not answer {n} rollouts, which are masked out and never scored: see env.url",
+    "index": "{n} tasks were handed back, since the retriever did not say what it serves: see env.url",
+    "slow": "{n} requests to the retriever took over a quarter of env.timeout_s, after which rollouts are masked out",
     "reward": "the reward of {n} rollouts failed, which are masked out",
     "deadline": "rollout.deadline_s cut {n} rollouts, which are masked out: the longest answers are lost to training",
 }

@@ -81,7 +81,7 @@ def test_rollouts_that_a_dying_retriever_cuts_off_are_masked_and_tried_again_whe
         assert not client.exists(KEYS.payload("t2"))
 
         send(client, make_task(3))  # is begun by nobody: not even the index is known now
-        wait_for("the task to be handed back", lambda: True if handed_back(client, "t3") else None)
+        wait_for("the task to be handed back", lambda: True if handed_back(client) else None)
         assert client.xlen(KEYS.groups) == 3
         retriever = start_search(tmp_path, port)
         send(client, make_task(2, group_size=2, attempt=1, seed=lost.seed))
@@ -94,6 +94,6 @@ def test_rollouts_that_a_dying_retriever_cuts_off_are_masked_and_tried_again_whe
         retriever.wait(10)
 
 
-def handed_back(client, id: str) -> bool:
+def handed_back(client) -> bool:
     """Whether an actor has said so."""
-    return any(f"task {id} is handed back" in event.get("text", "") for _, event in parse(client.xrange(KEYS.events)))
+    return any("tasks were handed back, since the retriever did not say what it serves" in event.get("text", "") for _, event in parse(client.xrange(KEYS.events)))

@@ -1,8 +1,12 @@
 """Warnings that come once, when there is reason."""
 
+import asyncio
+
 from services.replay.records import Counters
 from services.replay.state import State
 from services.replay.watch import ALIKE_STEPS, CLOGGED_STEPS, LONG_WAIT_S, Watch
+from shared.config import build
+from shared.only_one import SILENT_S, OnlyOne
 from shared.streams import Keys
 from shared.waiting import START_S
 from tests.replay.peers import client_of
@@ -91,3 +95,28 @@ def test_groups_whose_rollouts_are_all_alike_are_named_once():
         w.batch(alike, capacity=512)
     (text,) = w.warnings()
     assert "for 5 steps no group had both right and wrong rollouts (0% are right)" in text
+
+
+async def test_a_learner_that_is_gone_is_told_of_unless_the_run_has_finished(redis_url):
+    now = [1000.0]
+    w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
+    state = State(Counters(started=0.0))
+    learner = OnlyOne(build({"run": {"name": "r"}, "redis": {"url": redis_url}}), "learner")
+    assert learner.try_begin()
+    async with asyncio.timeout(20):
+        while not await connected(w):
+            await asyncio.sleep(0.05)
+        assert not await w.look(state) and w.learner.silent_s == 0
+        learner.leave()
+        while await connected(w):
+            await asyncio.sleep(0.05)
+    now[0] += SILENT_S
+    assert await w.look(state)
+    assert w.warnings()[0].startswith("the learner has stopped reporting (hung, stopped, cut off or ended)")
+    assert w.learner.silent_s >= SILENT_S
+    state.counters.finished = True
+    assert not await w.look(state) and w.learner.silent_s == 0
+
+
+async def connected(w: Watch) -> bool:
+    return any(c["name"].startswith("headrace:r:learner:") for c in await w.client.client_list())
