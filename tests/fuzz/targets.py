@@ -12,6 +12,7 @@ from tests.fuzz import (
     results,
     retrieval,
     wire,
+    work,
 )
 
 TARGETS = [
@@ -26,4 +27,5 @@ TARGETS = [
     *evaluations.TARGETS,
     *redis_values.TARGETS,
     *results.TARGETS,
+    *work.TARGETS,
 ]

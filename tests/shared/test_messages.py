@@ -148,6 +148,7 @@ SENSELESS = {
     "a scan that took less than no time": messages.ScanResult(
         scan="1", step=1, version=Version(0, 1), records=[], seconds=-1.0
     ),
+    "a group that is replayed in the step it is fresh in": messages.Batch(step=1, replay=["a"], fresh=["b", "a"]),
     "an advantage that is not finite": messages.Batch(
         step=1, replay=["a"], fresh=[], parts={"a": messages.Part(rollouts=[0], advantages=[float("nan")])}
     ),
