@@ -63,10 +63,10 @@ def assemble(config: Config, stop: Stop, ranks: Ranks = ALONE) -> Assembled:
     if ranks.leads:
         checkpoint.tidy(config.checkpoints_dir)
     # one rank reads all of it to see whether it is whole, and they resume from the same one
-    found = checkpoint.newest(config.checkpoints_dir) if ranks.leads else None
+    found = checkpoint.newest(config.checkpoints_dir, stop.wait) if ranks.leads else None
     name = ranks.all(found[0].name.encode() if found else b"")[0].decode()
     if name and not found:
-        found = checkpoint.read(config.checkpoints_dir / name)
+        found = checkpoint.read(config.checkpoints_dir / name, stop.wait)
     adapted = config.learner.lora_rank > 0
     folder = found[0] if found and not adapted else find_model(config.model.path)
     if found and not adapted and (folder / ADAPTERS).is_file():

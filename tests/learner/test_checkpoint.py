@@ -1,6 +1,7 @@
 """Checkpoints on disk: whole or not there, verified on loading, kept by rule, and exact to the bit."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from services.learner.weights import checkpoint
 from services.learner.weights.model_files import read_companions
 from services.learner.weights.version_files import write_model
 from shared.config import Config, build
+from shared.errors import UserError
 from shared.messages import Cursor
 from shared.versions import Version
 
@@ -114,6 +116,76 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(
     assert found is not None
     assert found[0].name == "step_2"
     assert "step_10" in caplog.text
+
+
+UNREADABLE = Path("/proc/self/mem")  # a file that can be opened, and whose reading is an error of input and output
+
+
+def fails(file: Path, aside: Path) -> Callable[[], object]:
+    """Have the system fail to read a file, until the result is called."""
+    whole = file.rename(aside / file.name)
+    file.symlink_to(UNREADABLE)
+    return lambda: whole.replace(file)
+
+
+def with_two(root: Path) -> Path:
+    """The newest of two checkpoints."""
+
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    for step in (2, 4):
+        newest = checkpoint.save(root, step, write, {"step": step})
+    return newest
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", checkpoint.STATE])
+def test_what_cannot_be_read_for_a_moment_is_read_again(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mended, waits = fails(with_two(tmp_path / "of a run") / name, tmp_path), list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            mended()
+
+    found = checkpoint.newest(tmp_path / "of a run", wait)
+    assert found is not None and found[1] == {"step": 4}
+    assert waits == [1.0, 2.0]
+    assert "Input/output error" in caplog.text
+
+
+def test_the_state_alone_is_read_again(tmp_path: Path) -> None:
+    folder = with_two(tmp_path / "of a run")
+    mended, waits = fails(folder / checkpoint.STATE, tmp_path), list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        mended()
+
+    assert checkpoint.read(folder, wait) == (folder, {"step": 4})
+    assert waits == [1.0]
+
+
+def test_what_stays_unreadable_is_passed_over_or_told_in_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, waits = with_two(tmp_path / "of a run"), list[float]()
+    fails(folder / checkpoint.STATE, tmp_path)
+    found = checkpoint.newest(tmp_path / "of a run", waits.append)
+    assert found is not None and found[1] == {"step": 2}
+    assert "step_4 is passed over: it is not complete, or cannot be read ([Errno 5]" in caplog.text
+    with pytest.raises(UserError, match=r"cannot be read .*Input/output error"):
+        checkpoint.read(folder, waits.append)
+    assert waits == 2 * list(checkpoint.WAITS_S)
+
+
+def test_a_file_that_is_not_there_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    folder, waits = with_two(tmp_path), list[float]()
+    damage_manifest(folder)
+    found = checkpoint.newest(tmp_path, waits.append)
+    assert found is not None and found[1] == {"step": 2} and not waits
 
 
 def test_a_write_that_died_half_way_is_never_seen(tmp_path: Path, policy_dir: Path) -> None:

@@ -4,29 +4,35 @@
     <run>/checkpoints/latest   -> step_20
 
 Written aside, digested, synced, renamed: a folder under its final name is complete. Loading takes the newest one whose
-digest is right and names every one it passes over. The state holds tensors and plain values; no code is unpickled.
+digest is right and names every one it passes over; what a network folder refuses for a moment is read again. The state
+holds tensors and plain values; no code is unpickled.
 """
 
 import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from shared import checkpoints
 from shared.checkpoints import STATE, steps
 from shared.errors import UserError
+from shared.files import REFUSED
 from shared.weights import MANIFEST, digest_of, put_in_place
 
 log = logging.getLogger("headrace")
 
 LATEST = "latest"
+WAITS_S = (1.0, 2.0, 4.0, 8.0)  # between tries to read what may be back at once
+
+T = TypeVar("T")
 
 
 def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict[str, Any]) -> Path:
@@ -51,20 +57,20 @@ def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict
     return final
 
 
-def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
+def newest(root: Path, wait: Callable[[float], None] = time.sleep) -> tuple[Path, dict[str, Any]] | None:
     """(folder, state) of the newest checkpoint whose files are the ones that were written; None when there is none."""
-    for step in sorted(steps(root), reverse=True):
+    for step in sorted(_tried(root, lambda: steps(root), wait), reverse=True):
         folder = checkpoints.folder(root, step)
-        fault = _fault(folder)
+        fault = _fault(folder, wait)
         if not fault:
-            return read(folder)
+            return read(folder, wait)
         log.warning("checkpoint %s is passed over: %s", folder, fault)
     return None
 
 
-def read(folder: Path) -> tuple[Path, dict[str, Any]]:
+def read(folder: Path, wait: Callable[[float], None] = time.sleep) -> tuple[Path, dict[str, Any]]:
     """(folder, state) of a checkpoint that was found whole."""
-    return folder, _load_state(folder / STATE)
+    return folder, _load_state(folder / STATE, wait)
 
 
 def prune(root: Path, keep_last: int, keep_every: int, saved: int) -> None:
@@ -91,10 +97,23 @@ def tidy(root: Path) -> None:
         _point_latest(root, checkpoints.folder(root, there[-1]).name)
 
 
-def _load_state(file: Path) -> dict[str, Any]:
+def _tried(what: Path, call: Callable[[], T], wait: Callable[[float], None]) -> T:
+    """The result of a call that reads; raises what the system said at the last try, or what a person must mend."""
+    for seconds in WAITS_S:
+        try:
+            return call()
+        except OSError as error:
+            if error.errno in REFUSED:
+                raise
+            log.warning("%s cannot be read (%s): trying again in %g s", what, error, seconds)
+        wait(seconds)
+    return call()
+
+
+def _load_state(file: Path, wait: Callable[[float], None]) -> dict[str, Any]:
     """Tensors and plain values. UserError for anything else: its digest is right, so somebody wrote it like that."""
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return _tried(file, lambda: torch.load(file, map_location="cpu", weights_only=True), wait)
     except UnpicklingError:
         raise UserError(
             f"{file} holds more than tensors and plain values and is not loaded, since that could run its code: "
@@ -107,13 +126,13 @@ def _load_state(file: Path) -> dict[str, Any]:
         ) from None
 
 
-def _fault(folder: Path) -> str:
+def _fault(folder: Path, wait: Callable[[float], None]) -> str:
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        digest, _ = digest_of(folder)
+        manifest = json.loads(_tried(folder, (folder / MANIFEST).read_text, wait))
+        digest, _ = _tried(folder, lambda: digest_of(folder), wait)
         written = manifest["digest"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return f"it is not complete ({error})"
+        return f"it is not complete, or cannot be read ({error})"
     if digest != written:
         return f"its files have digest {digest}, written was {written}"
     return "" if (folder / STATE).is_file() else f"{STATE} is missing"
