@@ -48,7 +48,7 @@ def made(folder: Path, fail_share: float = 0.1, questions: int = 0, **replay: ob
     try:
         asyncio.run(train(settings(server.url, **replay), fail_share, questions))
     finally:
-        process.kill()
+        process.terminate()  # killed while its disk is busy it would lose the end of the log
         process.wait()
     return server.folder
 
@@ -132,7 +132,7 @@ async def _train_through_the_loss(server: LocalRedis, config: Config, learner_to
         await learner.until_finished(60)
     finally:
         await stop(*running)
-        process.kill()
+        process.terminate()
         process.wait()
 
 
