@@ -192,7 +192,14 @@ DASHBOARDS: dict[str, list[Panel]] = {
             "Weights version",
             {"{{instance}}": "headrace_actor_weights_version_number", "published": "headrace_replay_learner_version"},
         ),
-        Panel("Weights refused", {"{{instance}}": "headrace_actor_canary_refusals_total"}, help="Stays 0."),
+        Panel(
+            "Weights refused, or not there",
+            {
+                "{{instance}}": "headrace_actor_canary_refusals_total",
+                "{{instance}}, not there": "headrace_actor_weights_missing_total",
+            },
+            help="Stays 0.",
+        ),
         Panel(
             "Rollouts cut short",
             {

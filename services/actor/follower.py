@@ -22,6 +22,7 @@ from shared.waiting import LongWait
 
 log = logging.getLogger("headrace")
 TRY_AGAIN_S = 10.0
+NOT_SHARED = " (do learner and actors not share weights.dir? Set weights.transport to 'redis' or 'broadcast')"
 
 
 class Follower:
@@ -40,6 +41,7 @@ class Follower:
         self.loading: Version | None = None
         self._receiver = make_receiver(config, wire)
         self.swaps = self.refusals = 0
+        self._missed: Version | None = None  # the last one that was announced and could not be had
         self.refused: Version | None = None  # the newest announced version, where its files are whole and not taken
         self._digest = ""  # of the weights in force
         self._swapped = asyncio.Condition()
@@ -99,12 +101,16 @@ class Follower:
                 notices = [seen]
 
     async def _tell_of_waiting(self, seconds: float) -> None:
-        offered = "the ones that were published are refused" if self.refusals else "is the learner running?"
+        offered = "is the learner running?"
+        if self._missed is not None:
+            offered = f"{self._missed} are published, and not there"
+        if self.refusals:
+            offered = "the ones that were published are refused"
         text = f"actor {self.wire.name} has waited {seconds:.0f} s for its first weights: {offered}"
         await self.wire.warn(text)
 
     async def _adopt(self, data: bytes) -> bool:
-        """Swap the announced version in; False when it was refused because its files are missing.
+        """Swap the announced version in; False when its files are missing.
 
         An older one too, or the same with other bits: only the newest life of the learner can announce one
         (services/learner/talk/outbox.py), so on an emptied server its steps are counted from a checkpoint again.
@@ -118,18 +124,20 @@ class Follower:
             return True  # announced again, for an actor that refused it
         self.loading = notice.version
         await self.hold()
-        limit, there = self.config.weights.swap_timeout_s, False
+        limit = self.config.weights.swap_timeout_s
         try:
-            directory, there = await self._fetched(notice)
+            directory = await self._fetched(notice)
+            if directory is None:
+                return False
             await self.engine.verify(notice, directory)
             async with asyncio.timeout(limit):
                 stall = await self.engine.swap(notice, directory)
         except CanaryRefused as error:
             async with self._swapped:
-                self.refused = notice.version if there else None
+                self.refused = notice.version
                 self._swapped.notify_all()
             await self._refuse(notice, error)
-            return there
+            return True
         except TimeoutError:
             raise EngineFailed(
                 f"the swap to weights {notice.version} did not end within weights.swap_timeout_s = {limit:g} s"
@@ -150,11 +158,24 @@ class Follower:
         await self.on_swap()
         return True
 
-    async def _fetched(self, notice: WeightsNotice) -> tuple[Path, bool]:
+    async def _fetched(self, notice: WeightsNotice) -> Path | None:
+        """The version's folder; None where it cannot be had, which is no word about its weights."""
         try:
-            return await self._receiver.fetch(notice, self.engine.version)
+            directory, there = await self._receiver.fetch(notice, self.engine.version)
+            why = f"{directory} is not there" + NOT_SHARED * (self.config.weights.transport == "folder")
         except UserError as error:
-            raise CanaryRefused(str(error)) from None
+            directory, there, why = Path(), False, str(error)
+        if there:
+            return directory
+        self.refused = None
+        metrics.MISSING.inc()
+        text = f"weights {notice.version} are announced, and {why}; looked for again every {TRY_AGAIN_S:g} s."
+        if self._missed == notice.version:
+            log.warning("%s", text)
+        else:
+            await self.wire.warn(f"actor {self.wire.name}: {text}")
+        self._missed = notice.version
+        return None
 
     async def _refuse(self, notice: WeightsNotice, error: CanaryRefused) -> None:
         self.refusals += 1

@@ -18,6 +18,7 @@ SWAP = Histogram(
     buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
 )
 REFUSED = Counter("headrace_actor_canary_refusals_total", "weights that were refused")
+MISSING = Counter("headrace_actor_weights_missing_total", "times that announced weights could not be had")
 VERSION = Gauge("headrace_actor_weights_version_number", "the weights in force, -1 before the first")
 RECEIVED = Counter("headrace_actor_weights_received_bytes_total", "weights that came through Redis")
 ENV_FAILURES = Counter("headrace_actor_env_failures_total", "rollouts the environment did not answer")

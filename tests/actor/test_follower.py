@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.actor import follower as module
+from services.actor import metrics
 from services.actor.engines.engine import CanaryRefused, EngineFailed
 from services.actor.follower import Follower
 from services.actor.wire import Wire
@@ -19,20 +20,15 @@ from shared.waiting import LongWait
 from tests.actor.scripted_engine import ScriptedEngine
 
 
-class LateFiles(ScriptedEngine):
-    """Refuses weights whose folder is not there."""
-
-    async def swap(self, notice: WeightsNotice, directory: Path) -> float:
-        if not await asyncio.to_thread(directory.is_dir):
-            raise CanaryRefused(f"{directory} is not there")
-        return await super().swap(notice, directory)
-
-
 @pytest.mark.slow
-async def test_a_version_whose_files_come_late_is_adopted_in_the_end(tmp_path, redis_url, monkeypatch):
+async def test_a_version_whose_files_come_late_is_missing_not_refused_and_adopted_in_the_end(
+    tmp_path, redis_url, monkeypatch
+):
     monkeypatch.setattr(module, "TRY_AGAIN_S", 0.5)
+    missing, refused = metrics.MISSING._value.get, metrics.REFUSED._value.get
+    before = missing(), refused()
     config = build({"run": {"name": "late", "root": str(tmp_path)}, "redis": {"url": redis_url}})
-    wire, engine = Wire(config), LateFiles(lambda ids, sampling: ([], "eos"))
+    wire, engine = Wire(config), ScriptedEngine(lambda ids, sampling: ([], "eos"))
 
     async def on_swap() -> None: ...
 
@@ -42,12 +38,16 @@ async def test_a_version_whose_files_come_late_is_adopted_in_the_end(tmp_path, r
     notice = WeightsNotice(version=version, location=version.directory, digest="", size=0, published=0.0, canary=[])
     await streams.add(wire.client, wire.keys.weights, encode(notice))
     async with asyncio.timeout(20):
-        while following.refusals == 0:
+        while missing() < before[0] + 2:
             await asyncio.sleep(0.05)
         assert engine.version == Version(0, 0)
         (config.weights_dir / version.directory).mkdir(parents=True)
         assert await following.wait_for(1, 15.0)
     assert engine.version == version and following.swaps == 1
+    assert following.refusals == 0 and refused() == before[1]
+    said = [e for _, e in events.parse(await wire.client.xrange(wire.keys.events)) if e["kind"] != "swap"]
+    assert [e["kind"] for e in said] == ["warning"], "once for each version"
+    assert "weights 0.1 are announced, and" in said[0]["text"] and "weights.transport" in said[0]["text"]
     await stop(task)
     await wire.client.aclose()
 

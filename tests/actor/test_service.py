@@ -181,6 +181,7 @@ async def test_an_engine_that_fails_while_redis_is_away_is_what_ends_the_actor(c
 async def test_a_hand_back_outlives_a_redis_that_is_slow_to_answer(client, config):
     version = Version(0, 0)
     notice = WeightsNotice(version=version, location="v", digest="", size=0, published=0.0, canary=[])
+    (config.weights_dir / "v").mkdir(parents=True)
     add(client, KEYS.weights, encode(notice))
     actor = asyncio.create_task(serve(config, NeverAnswers(lambda ids, sampling: ([], "eos"))))
     send(client, *(make_task(i) for i in range(3)))
