@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -23,13 +24,15 @@ from cli.run import local_redis
 from services.actor.engines.engine import CanaryRefused, EngineFailed, Generation, Sampling
 from services.actor.follower import Follower
 from services.actor.text import Codec
+from services.actor.troubles import SENTENCES, TROUBLES
 from services.actor.wire import Wire
+from services.learner.groups.reader import GroupReader
 from services.learner.stop import Stop
 from services.learner.talk.outbox import Outbox
 from services.learner.weights.room import PROBE_BYTES, until_written
 from services.replay.http import make_app
 from services.replay.service import Replay
-from shared import redis_client, streams
+from shared import redis_client, streams, weights
 from shared.cancellation import stop
 from shared.config import Config, build
 from shared.group_store import GroupStore
@@ -115,6 +118,9 @@ async def world(
 ) -> AsyncIterator[World]:
     """A folder with its configuration, as `headrace status` wants it."""
     monkeypatch.setattr("services.replay.service.WATCH_S", 0.1)
+    monkeypatch.setattr("services.actor.retrieval.MAX_ANSWER_BYTES", MB)
+    monkeypatch.setattr("services.actor.troubles.TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(TROUBLES, "_next", dict.fromkeys(SENTENCES, 0.0))  # as in a process of its own
     folder = tmp_path / "test"
     folder.mkdir()
     made = local_redis.prepare(folder, 0)
@@ -275,10 +281,43 @@ async def a_refused_version(w: World) -> AsyncIterator[None]:
     await stop(task)
 
 
+@asynccontextmanager
+async def a_damaged_version(w: World) -> AsyncIterator[None]:
+    """Its file, which an actor with a real engine reads."""
+    folder, digest, size = weights.publish(
+        w.config.weights_dir, Version(0, 0), lambda folder: write_model(folder, seed=0) and None
+    )
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 0xFF
+    file.write_bytes(data)
+    notice = WeightsNotice(
+        version=Version(0, 0), location=folder.name, digest=digest, size=size, published=0.0, canary=[]
+    )
+    async with connect_async(w.url) as client:
+        await streams.add(client, KEYS.weights, encode(notice))
+    with acting(w, None, {"kind": "single"}, actor=w.config.actor.model_dump() | {"engine": "torch"}):
+        yield
+
+
+@asynccontextmanager
+async def a_poisoned_payload(w: World) -> AsyncIterator[None]:
+    """Whose header was good: the learner is the first to look into it."""
+    async with w.serving():
+        client = connect(w.url)
+        client.set(KEYS.payload("t0"), b"no payload")
+        reader = GroupReader(client, KEYS, "test", cache_groups=1, cache_bytes=MB, vocabulary=10, context=10)
+        assert list(reader.fetch(["t0"], reference=False).refused) == ["t0"]
+        client.close()
+        yield
+
+
 @contextmanager
-def acting(w: World, engine: ScriptedEngine, env: dict[str, Any]) -> Iterator[ActorThread]:
+def acting(
+    w: World, engine: ScriptedEngine | None, env: dict[str, Any], **sections: dict[str, Any]
+) -> Iterator[ActorThread]:
     """An actor with a task."""
-    actor = ActorThread(build(w.config.model_dump() | {"env": w.config.env.model_dump() | env}), engine)
+    actor = ActorThread(build(w.config.model_dump() | {"env": w.config.env.model_dump() | env} | sections), engine)
     with redis.Redis.from_url(w.url) as client:
         send(client, make_task(0, group_size=2))
     try:
@@ -287,32 +326,58 @@ def acting(w: World, engine: ScriptedEngine, env: dict[str, Any]) -> Iterator[Ac
         actor.stop()
 
 
-@asynccontextmanager
-async def a_retriever_that_fails(w: World) -> AsyncIterator[None]:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await reader.readuntil(b"\r\n\r\n")
-        body = b'{"index": "abc"}' if asked.startswith(b"GET") else b"<html>"
-        status = b"200" if asked.startswith(b"GET") else b"500"
-        head = b"HTTP/1.1 %s X\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-        writer.write(head % (status, len(body)) + body)
-        await writer.drain()
-        writer.close()
-
-    search = Codec(Path(w.config.model.path)).encode("<search> a </search>")
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with acting(w, ScriptedEngine(lambda ids, sampling: (search, "stop")), {"url": url}):
-            yield
+HEAD = b"HTTP/1.1 %s X\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 
 
-@asynccontextmanager
-async def a_reward_that_fails(w: World) -> AsyncIterator[None]:
-    def burst(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("by nothing")
+@dataclass(frozen=True)
+class Retriever:
+    """Says which index it serves, and answers every query like this."""
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.actor.scoring.score", burst)
-        with acting(w, ScriptedEngine(lambda ids, sampling: ([5], "eos")), {"kind": "single"}):
+    name: str
+    status: bytes
+    body: bytes
+    wait_s: float = 0.0
+
+    @asynccontextmanager
+    async def __call__(self, w: World) -> AsyncIterator[None]:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                asked = await reader.readuntil(b"\r\n\r\n")
+                status, body = (b"200", b'{"index": "abc"}') if asked.startswith(b"GET") else (self.status, self.body)
+                if body is self.body:
+                    # what is left unread would have the answer torn off behind it
+                    await reader.readexactly(int(asked.lower().split(b"content-length:")[1].split()[0]))
+                    await asyncio.sleep(self.wait_s)
+                writer.write(HEAD % (status, len(body)) + body)
+                writer.close()
+                await writer.wait_closed()
+            except ConnectionError:
+                pass  # who asked has had enough
+            finally:
+                writer.transport.abort()
+
+        search = Codec(Path(w.config.model.path)).encode("<search> a </search>")
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            rollout = w.config.rollout.model_dump() | {"deadline_s": 60.0}
+            with acting(w, ScriptedEngine(lambda ids, sampling: (search, "stop")), {"url": url}, rollout=rollout):
+                yield
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A function of one's own that does this."""
+
+    name: str
+    body: str
+
+    @asynccontextmanager
+    async def __call__(self, w: World) -> AsyncIterator[None]:
+        file = w.config.run_dir / f"{self.name}.py"
+        file.write_text(f"import time\n\n\ndef reward(text):\n    {self.body}\n")
+        reward = {"function": f"{file}:reward", "timeout_s": 0.5}
+        engine = ScriptedEngine(lambda ids, sampling: ([5], "eos"))
+        with acting(w, engine, {"kind": "single"}, reward=reward):
             yield
 
 
@@ -362,6 +427,7 @@ FAULTS = [
         a_silent_actor,
     ),
     Shown({metric("replay_dead_letters_total"): 1}, "dead letters 1: see", a_dead_letter),
+    Shown({metric("replay_dead_letters_total"): 1}, "dead letters 1: see", a_poisoned_payload),
     Shown(
         {metric("actor_redis_outages_total"): 1, metric("replay_redis_reconnects_total"): positive},
         "s the run waited for Redis; its state was loaded again",
@@ -402,14 +468,45 @@ FAULTS = [
         a_refused_version,
     ),
     Shown(
-        {metric("actor_env_failures_total"): 2},
-        "the environment did not answer 2 rollouts, which are masked out and never scored: see env.url",
-        a_retriever_that_fails,
+        {metric("actor_canary_refusals_total"): 1}, "refused weights 0.0: weights {run_dir}/weights/", a_damaged_version
+    ),
+    *(
+        Shown(
+            {metric("actor_env_failures_total"): 2, metric("actor_retrieval_failures_total"): positive},
+            "the environment did not answer 2 rollouts, which are masked out and never scored: see env.url; "
+            f"the last one because http://127.0.0.1:PORT gave no result in 1 try ({why})",
+            Retriever(name, status, body, wait_s),
+        )
+        for name, status, body, wait_s, why in (
+            ("a_retriever_that_answers_html", b"200", b"<html>", 0, "the answer is not JSON"),
+            ("a_retriever_that_answers_500", b"500", b"<html>", 0, "status 500"),
+            ("a_retriever_that_is_slow", b"200", b'{"result": []}', 3, "no answer within env.timeout_s = 2 s"),
+            (
+                "a_retriever_with_huge_documents",
+                b"200",
+                b"[" + b" " * MB,
+                0,
+                f"an answer of more than {MB} bytes",
+            ),
+        )
+    ),
+    *(
+        Shown(
+            {metric("actor_reward_failures_total"): 2},
+            f"the reward of 2 rollouts failed, which are masked out; the last one {how}",
+            Reward(name, body),
+        )
+        for name, body, how in (
+            ("a_reward_that_raises", "1 / 0", "raised ZeroDivisionError: division by zero"),
+            ("a_reward_that_hangs", "time.sleep(60)", "has taken more than 0.5 s, or its process died"),
+            ("a_reward_of_nan", "return float('nan')", "is nan, which is no reward"),
+            ("a_reward_that_is_text", "return 'good'", "is 'good', which is no reward"),
+        )
     ),
     Shown(
-        {metric("actor_reward_failures_total"): 2},
-        "the reward of 2 rollouts failed, which are masked out; the last one raised ZeroDivisionError: by nothing",
-        a_reward_that_fails,
+        {metric("actor_groups_total", outcome="failed"): 1},
+        "group t0 failed: 0 of 2 rollouts could be scored",
+        Reward("a_reward_of_none", "return None"),
     ),
     Shown(
         {metric("replay_live_actors"): 0},
@@ -420,7 +517,9 @@ FAULTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.begins.__name__)
+@pytest.mark.parametrize(
+    "fault", FAULTS, ids=lambda fault: getattr(fault.begins, "name", None) or fault.begins.__name__
+)
 async def test_a_fault_shows_in_a_metric_and_in_a_sentence(fault: Shown, world: World) -> None:
     before = {(name, labels): world.value(name, **dict(labels)) for name, labels in fault.metrics}
 
@@ -435,8 +534,8 @@ async def test_a_fault_shows_in_a_metric_and_in_a_sentence(fault: Shown, world: 
     async with fault.begins(world):
         await until(shown)
         said, deadline = "", time.monotonic() + WAIT_S
-        while sentence.replace(" ", "") not in said.replace(" ", ""):  # a terminal breaks lines
-            assert time.monotonic() < deadline, said
+        while sentence.replace(" ", "") not in re.sub(r"127.0.0.1:\d+", "127.0.0.1:PORT", said.replace(" ", "")):
+            assert time.monotonic() < deadline, said  # spaces: a terminal breaks lines
             said = await world.status()
         assert shown()
     for name, labels in fault.metrics:
