@@ -44,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
     if not config.redis.url:
         raise UserError("redis.url is empty: name the server of the run, for example in HEADRACE_REDIS__URL.")
     run_dir = config.run_dir
+    if (run_dir / "redis").exists():
+        raise UserError(
+            f"{run_dir} is the folder of a run of `headrace up`, which records itself: give another --run.root."
+        )
     run_dir.mkdir(parents=True, exist_ok=True)
     with session.lock(run_dir):
         write_whole(run_dir / "config.toml", config.to_toml())

@@ -197,7 +197,8 @@ def _against_groups(run: RunFigures) -> list[tuple[float, float]]:
 
 def _against_time(run: RunFigures) -> list[tuple[float, float]]:
     seconds = np.cumsum([0.0, *(step_seconds(s) or 0.0 for s in run.steps[1:])])
-    return [(float(t), s["correct_share"]) for t, s in zip(seconds, run.steps, strict=True) if s.get("correct_share")]
+    shares = [step.get("correct_share") for step in run.steps]
+    return [(float(t), share) for t, share in zip(seconds, shares, strict=True) if share is not None]
 
 
 def _band(ax: Axes, lines: Sequence[Sequence[tuple[float, float]]], colour: str, label: str, style: str = "-") -> None:

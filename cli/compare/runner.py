@@ -24,7 +24,7 @@ from cli.compare.study import Run, Study
 from cli.run import artefacts, plan
 from cli.run.preflight import Preflight
 from cli.run.recorder import METRICS, read_records
-from cli.run.session import Session
+from cli.run.session import Session, undisturbed
 from cli.run.summary import last_of_each_step
 from shared.config import Config, load
 from shared.cores import available
@@ -96,18 +96,19 @@ def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None
     session = asyncio.run(_session(run, config, screen))
     if session is None:
         return None
-    artefacts.write(run_dir, pictures=True)
-    steps, weights = _last(run, session.had_enough)
-    note = {
-        "steps": steps,
-        "weights": str(weights),
-        "stopped_at_budget": session.had_enough,
-        "seconds": round(time.time() - began, 1),
-        "busy_before": busy_before,
-        "busy_after": place.busy_share(),
-        "place": place.describe(),
-    }
-    write_whole(run_dir / TRAINED, json.dumps(note, indent=1) + "\n")
+    with undisturbed():
+        artefacts.write(run_dir, pictures=True)
+        steps, weights = _last(run, session.had_enough)
+        note = {
+            "steps": steps,
+            "weights": str(weights),
+            "stopped_at_budget": session.had_enough,
+            "seconds": round(time.time() - began, 1),
+            "busy_before": busy_before,
+            "busy_after": place.busy_share(),
+            "place": place.describe(),
+        }
+        write_whole(run_dir / TRAINED, json.dumps(note, indent=1) + "\n")
     return note
 
 

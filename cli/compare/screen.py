@@ -1,6 +1,7 @@
 """What a person sees while a study runs: which run of how many, its steps, and how long all of it will take."""
 
 import time
+from contextlib import suppress
 from typing import IO
 
 from rich.console import Console, Group
@@ -52,7 +53,7 @@ class StudyScreen:
         if self._live is not None:
             self._live.stop()
         else:
-            print(f"{self._head()}; '{run.arm}' seed {run.seed} took {clock(self._took[run.name])}", file=self._stream)
+            self._say(f"'{run.arm}' seed {run.seed} took {clock(self._took[run.name])}")
 
     def show(self, view: RunView) -> None:
         """Called about twice a second while a run trains."""
@@ -87,7 +88,11 @@ class StudyScreen:
             self._live.update(self._table(), refresh=True)
         elif force or time.monotonic() - self._shown > LINE_EVERY_S:
             self._shown = time.monotonic()
-            print(f"{self._head()}; {self._current()}", file=self._stream, flush=True)
+            self._say(self._current())
+
+    def _say(self, text: str) -> None:
+        with suppress(BrokenPipeError):  # the study goes on, whoever has stopped reading
+            print(f"{self._head()}; {text}", file=self._stream, flush=True)
 
     def _current(self) -> str:
         if self._run is None:

@@ -102,7 +102,7 @@ def headline(results: Results) -> Table:
         (f"Mean@{k}", "mean_at_k", "{:.4f}", 1.0),
         (f"Best@{k}", "best_at_k", "{:.4f}", 1.0),
         ("right in training, first step", "correct_first", PER_CENT, 100.0),
-        ("last third", "correct_late", PER_CENT, 100.0),
+        ("right in training, last third", "correct_late", PER_CENT, 100.0),
         ("steps", "steps", "{:.0f}", 1.0),
         ("fresh responses", "fresh_responses", "{:,.0f}", 1.0),
         ("trained on", "trained_responses", "{:,.0f}", 1.0),

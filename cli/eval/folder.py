@@ -36,9 +36,11 @@ def lock(folder: Path) -> IO[str]:
 
 def claim(folder: Path, job: Job, questions: Sequence[Question], *, fresh: bool) -> None:
     """Make the folder this job's, or find that it is. UserError where it is another's, saying in what they differ."""
+    if (folder / CONFIG).exists() and not (folder / JOB).exists():
+        raise UserError(f"{folder} holds something else, a run for example: name another --out.")
     if fresh:
         with _nobody_answers(folder):
-            for name in (JOB, QUESTIONS, ANSWERS, REPORT):
+            for name in (CONFIG, JOB, QUESTIONS, ANSWERS, REPORT):
                 (folder / name).unlink(missing_ok=True)
             release(folder)
     there = read_job(folder)

@@ -66,8 +66,13 @@ def print_samples(run_dir: Path) -> None:
             head = f"{title}: {samples.verdict(rollout)}"
             style = "green" if rollout.get("correct") else "red"
             console.print(
-                Panel(Text(str(rollout.get("text", "")).strip()), title=head, border_style=style, box=box.ROUNDED)
+                Panel(Text(_shown(str(rollout.get("text", "")))), title=head, border_style=style, box=box.ROUNDED)
             )
+
+
+def _shown(text: str) -> str:
+    """Sampled text, without what would move a terminal's cursor or colour it."""
+    return "".join(c for c in text if c.isprintable() or c == "\n").strip()
 
 
 def summary_table(run_dir: Path, s: dict[str, Any]) -> Table:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,20 @@ def test_held_out_questions_that_are_too_long_are_found_before_anything_is_train
     with pytest.raises(UserError, match=r"data\.eval: the prompt of example 1"):
         runner.check(_study(tmp_path, 2))
     runner.check(_study(tmp_path, 0))
+
+
+def test_a_study_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path, write_config):
+    write_config()
+    study = _study(tmp_path, 0)
+    read, write = os.pipe()
+    os.close(read)
+    stream = open(write, "w")
+    screen = StudyScreen(study, stream, {})
+    screen.begin(study.runs[0])
+    screen.end(study.runs[0])
+    screen.close()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), write)
+    stream.close()
 
 
 def test_nothing_is_trained_for_held_out_questions_that_are_not_there(tmp_path: Path, write_config):

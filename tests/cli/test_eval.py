@@ -306,6 +306,16 @@ def test_the_evaluating_process_takes_the_cores_of_one_actor_however_many_the_ru
     assert threads_of(plan.config) == one, "as the engine itself takes them"
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_folder_of_a_run_is_not_taken_for_an_evaluation(ask: Callable[..., Request], fresh: bool):
+    plan = make_plan(ask())
+    plan.folder.mkdir()
+    (plan.folder / eval_folder.CONFIG).write_text("a run's")
+    with pytest.raises(UserError, match="name another --out"):
+        eval_folder.claim(plan.folder, plan.job, plan.questions, fresh=fresh)
+    assert [file.name for file in plan.folder.iterdir()] == [eval_folder.CONFIG]
+
+
 def test_a_folder_belongs_to_one_evaluation(ask: Callable[..., Request]):
     plan = make_plan(ask())
     with eval_folder.lock(plan.folder):

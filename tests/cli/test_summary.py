@@ -161,3 +161,11 @@ def test_the_ending_shows_what_was_learned_and_where_it_is(
 
 def test_a_run_stopped_before_its_first_step_has_an_ending_too(tmp_path: Path) -> None:
     ending.print_summary(tmp_path, summarise([{"kind": "session", "time": 1.0}]))
+
+
+def test_what_was_sampled_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = [r | {"text": "red \x1b[31m\x1b]0;title\x07\nnext line"} if "text" in r else r for r in records()]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(r) + "\n" for r in said))
+    ending.print_samples(tmp_path)
+    shown = capsys.readouterr().out
+    assert "next line" in shown and "\x1b" not in shown and "\x07" not in shown

@@ -87,3 +87,11 @@ def test_no_server_named_is_one_sentence(capsys, monkeypatch) -> None:
     monkeypatch.delenv("HEADRACE_REDIS__URL", raising=False)
     assert main(["watch"]) == 2
     assert "redis.url is empty" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_run_that_records_itself_is_left_alone(tmp_path: Path, capsys) -> None:
+    config = tmp_path / NAME / "config.toml"
+    (tmp_path / NAME / "redis").mkdir(parents=True)
+    config.write_text("its own")
+    assert main(_command("redis://127.0.0.1:1", tmp_path)) == 2
+    assert "records itself" in capsys.readouterr().err and config.read_text() == "its own"
