@@ -10,7 +10,7 @@ from typing import Any
 
 EPILOG = """examples:
   headrace export runs/atlas-001 --to tensorboard           then: tensorboard --logdir runs
-  headrace export runs/atlas-001 --to tensorboard --follow  the same of a run that goes on, until it ends
+  headrace export runs/atlas-001 --to tensorboard --follow  the same of a run that goes on, until it ends or stops
   headrace export runs/atlas-001 --to csv                   a row for each step, in runs/atlas-001/metrics.csv
 
 Every number of metrics.jsonl becomes a curve of the same name (learner.loss: learner/loss), and each evaluation one
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     export.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="by default the newest under ./runs")
     export.add_argument("--to", choices=("tensorboard", "csv"), required=True, help="for which program")
     export.add_argument("--out", metavar="PATH", help=f"the folder or file; by default RUN_DIR/{FOLDER} or {TABLE}")
-    export.add_argument("--follow", action="store_true", help="tensorboard: go on until the run ends")
+    export.add_argument("--follow", action="store_true", help="tensorboard: go on until the run ends or stops")
     export.set_defaults(run=run)
 
 
@@ -90,13 +90,16 @@ def write_events(folder: Path, out: Path, follow: bool) -> None:
     came after it.
     """
     from cli.run.recorder import EVENTS, METRICS, read_records
+    from cli.run.session import LOCK
     from cli.run.summary import is_finished
     from cli.tfevents import EventFile
     from shared.errors import UserError
+    from shared.files import is_held
 
     until = -math.inf
     file = None
     while True:
+        goes_on = follow and is_held(folder / LOCK)
         events = read_records(folder / EVENTS)
         evals = [r | {"step": r["round"]} for r in events if r["kind"] == "eval"]
         records = [r for r in [*read_records(folder / METRICS), *evals] if r["time"] > until]
@@ -104,7 +107,7 @@ def write_events(folder: Path, out: Path, follow: bool) -> None:
             file = file or EventFile(out / f"events.out.tfevents.{int(record['time'])}.headrace", record["time"])
             until = record["time"]
             file.add(record["step"], until, _curves(record))
-        if not follow or is_finished(events):
+        if not goes_on or is_finished(events):
             break
         time.sleep(LOOK_S)
     if file is None:

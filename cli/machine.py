@@ -21,6 +21,7 @@ import psutil
 from cli.run.ports import can_listen
 from cli.run.redis_binary import find_redis_binary
 from shared.errors import UserError
+from shared.gpus import ASK_S
 
 GIB = 1024**3
 DEMO_MEMORY_BYTES = 4 * GIB
@@ -88,7 +89,7 @@ def _cores() -> Check:
 def _memory() -> Check:
     memory = psutil.virtual_memory()
     limit = _container_memory_limit()
-    available = memory.available if limit is None else min(memory.available, limit)
+    available = memory.available if limit is None else min(memory.available, limit - _container_memory_used())
     found = f"{available / GIB:.1f} GiB free of {(limit or memory.total) / GIB:.1f}"
     if available >= DEMO_MEMORY_BYTES:
         return Check("memory", "ok", found)
@@ -101,6 +102,13 @@ def _container_memory_limit() -> int | None:
     except OSError:
         return None
     return int(text) if text.isdecimal() else None
+
+
+def _container_memory_used() -> int:
+    try:
+        return int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except OSError:
+        return 0
 
 
 def _shared_memory() -> Check:
@@ -154,7 +162,7 @@ def _libnuma() -> Check:
 
 
 def _gpus() -> Check:
-    answer = _first_lines(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
+    answer = _first_lines(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"], ASK_S)
     if answer:
         return Check("gpus", "ok", "; ".join(answer))
     return Check("gpus", "optional", "none", "everything runs on the CPU")
@@ -267,10 +275,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _first_lines(command: list[str]) -> list[str]:
+def _first_lines(command: list[str], seconds: float = 2) -> list[str]:
     """What a program prints, a line each; nothing where it is not there or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]

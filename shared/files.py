@@ -45,6 +45,18 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
         file.write(text.encode())
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process, on this machine or on one that shares the folder, has locked the file by `hold`."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def hold(path: Path, refusal: str) -> IO[str]:
     """Lock a file for as long as the returned one is open, the end of the process included.
 

@@ -36,6 +36,7 @@ from shared.heartbeats import alive
 from shared.redis_client import connect_async, wait_until_up
 from shared.streams import Keys
 
+LOCK = ".lock"  # in the folder of a run: held while it goes on
 LOOK_S, SHOW_S, MEMORY_S = 1.0, 0.5, 2.0
 LIGHT_FIRST_S = 3.0  # how long the heavy services let the light ones start alone
 SLOW_START_S = 180.0
@@ -293,4 +294,4 @@ def undisturbed() -> Iterator[None]:
 def lock(run_dir: Path) -> IO[str]:
     """Hold the run's folder while the returned file is open. UserError when another command holds it."""
     refusal = f"the run in {run_dir} is running already: stop it first, or choose another run.name."
-    return hold(run_dir / ".lock", refusal)
+    return hold(run_dir / LOCK, refusal)

@@ -12,6 +12,7 @@ import pytest
 
 from cli import export
 from cli.main import main
+from cli.run import session
 from cli.run.recorder import EVENTS, METRICS
 from cli.tfevents import crc32c
 
@@ -124,6 +125,7 @@ def test_every_number_of_a_run_is_a_curve(run_dir: Path, capsys: pytest.CaptureF
 def test_a_run_that_goes_on_is_followed_to_its_end(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export, "LOOK_S", 0.05)
     out = run_dir / "tensorboard"
+    running = session.lock(run_dir)
     follow = threading.Thread(target=export.write_events, args=(run_dir, out, True))
     follow.start()
     deadline = time.monotonic() + 20
@@ -140,6 +142,12 @@ def test_a_run_that_goes_on_is_followed_to_its_end(run_dir: Path, monkeypatch: p
         (1, 0.5),
         (1, 0.75),
     ]
+    running.close()
+
+
+def test_a_run_that_has_stopped_is_followed_no_further(run_dir: Path):
+    assert main(["export", str(run_dir), "--to", "tensorboard", "--follow"]) == 0
+    assert len(read_events(run_dir / "tensorboard")) == 3
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(run_dir: Path, capsys: pytest.CaptureFixture[str]):
