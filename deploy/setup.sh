@@ -17,8 +17,9 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 die_with_log() { tail -n 8 "$LOG" >&2; die "$* The whole log is $LOG."; }
 
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
+    local candidate candidates=(python3.11 python3.12 python3.13 python3)
+    [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             "$candidate" -c 'import sys; print(sys.executable)'
             return

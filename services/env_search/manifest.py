@@ -64,7 +64,11 @@ def read_manifest(directory: Path) -> Manifest | None:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, *UNREADABLE):
-        raise UserError(f"{path} cannot be read as the manifest of an index: build the index again.") from None
+        raise UserError(
+            f"{path} cannot be read as the manifest of an index: remove {directory} and build the index again."
+        ) from None
     if manifest.schema != SCHEMA:
-        raise UserError(f"{path} has schema {manifest.schema}, this version reads {SCHEMA}: build the index again.")
+        raise UserError(
+            f"{path} has schema {manifest.schema}, this version reads {SCHEMA}: remove {directory} and build the index again."
+        )
     return manifest
