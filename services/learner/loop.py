@@ -34,7 +34,7 @@ from shared.messages import Batch, Checkpointed, Hello, Malformed, Scan, ScanRes
 from shared.redis_client import connect
 from shared.streams import LEARNER, Entry, Keys, SyncInbox
 from shared.versions import Version
-from shared.waiting import START_S, LongWait
+from shared.waiting import FIRST_S, START_S, LongWait, Usual
 
 log = logging.getLogger("headrace")
 
@@ -108,7 +108,7 @@ class Loop:
         self._announce()
         if self._take_up():
             return
-        wait = LongWait()
+        wait, usual = LongWait(), Usual(FIRST_S)
         beside = Beside(self.client, self.config.run.name)
         while True:
             for text in self.outbox.patiently("look for replay", beside.look):
@@ -117,6 +117,8 @@ class Loop:
             with self.trainer.clock("wait"):
                 entries = self.outbox.patiently("read work", lambda: self.inbox.read(1))
             self.stop.check()
+            if entries:
+                usual.took(self.step, wait.seconds)
             for entry in entries:
                 if self.handle(entry):
                     return
@@ -125,16 +127,16 @@ class Loop:
             elif wait.due():
                 if self._take_up():  # what a learner that was replaced has read in its last moment
                     return
-                self._tell_of_waiting(wait.seconds)
+                self._tell_of_waiting(wait.seconds, usual.limit_s)
 
-    def _tell_of_waiting(self, seconds: float) -> None:
+    def _tell_of_waiting(self, seconds: float, usual_s: float) -> None:
         def ask() -> tuple[str, bool]:
-            return waiting_text(self.client, self.keys, self.step, seconds)
+            return waiting_text(self.client, self.keys, self.step, seconds, usual_s)
 
-        text, groups_are_coming = self.outbox.patiently("look for groups", ask)
+        text, is_warning = self.outbox.patiently("look for groups", ask)
         starting = self.step == self._first_step and seconds < START_S
         log.info("%s", text)
-        if not groups_are_coming and not starting:
+        if is_warning and not starting:
             self.outbox.warn(text)
         self._delivery.mend()
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -53,10 +54,40 @@ def test_a_learner_that_waits_long_says_so_and_warns_where_nobody_makes_groups(
     assert "for work at step 0: no actors are alive, and of groups none has come yet" in told[0]
     client.sadd(KEYS.actors, "a")
     client.set(KEYS.actor("a"), "{}")
-    streams.add(client, KEYS.groups, b"a header")
-    text, groups_are_coming = waiting_text(client, KEYS, 3, 60.0)
-    assert groups_are_coming
+    text, is_warning = waiting_text(client, KEYS, 3, 60.0, usual_s=120.0)
+    assert not is_warning, "its groups take as long as those of the steps before"
     assert text.startswith("the learner has waited 60 s for work at step 3: 1 actor is alive")
+    assert waiting_text(client, KEYS, 3, 121.0, usual_s=120.0)[1]
+    client.delete(KEYS.actor("a"))
+    assert waiting_text(client, KEYS, 3, 60.0, usual_s=120.0)[1], "nobody is there to make any"
+    streams.add(client, KEYS.groups, b"a header")
+    assert not waiting_text(client, KEYS, 3, 600.0, usual_s=120.0)[1], "groups are coming"
+
+
+@pytest.mark.slow
+def test_a_wait_as_long_as_those_of_the_steps_before_is_no_warning(
+    config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.loop.LongWait", partial(LongWait, 0.2))
+    monkeypatch.setattr("services.learner.loop.FIRST_S", 0.2)  # no group comes for longer than that
+    client.sadd(KEYS.actors, "a")
+    client.set(KEYS.actor("a"), "{}")
+    loop = Loop(of_steps(config, 2), Stop())
+
+    def work() -> None:
+        for step in range(2):
+            while loop.step < step:
+                time.sleep(0.05)
+            time.sleep(1.5)
+            feed(batch(step))
+        feed(Finish())
+
+    feeding = threading.Thread(target=work)
+    feeding.start()
+    loop.run()
+    feeding.join()
+    assert loop.step == 2
+    assert not [text for _, told in events.parse(client.xrange(KEYS.events)) if "has waited" in (text := told["text"])]
 
 
 @pytest.mark.slow
