@@ -118,8 +118,8 @@ def addressed(config: Any, follows: bool) -> Any:
 def _url_follows(file: Path, overrides: list[str]) -> bool:
     """Whether env.url is that of the run's own retriever: in the file not written, or with the file's search.port."""
     from cli.run import plan
-    from shared.config import read_toml
     from shared.settings import Search
+    from shared.toml_files import read_toml
 
     if is_set(overrides, "env.url") or "HEADRACE_ENV__URL" in os.environ:
         return False

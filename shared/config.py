@@ -22,6 +22,7 @@ from shared.contradictions import UNGATED, contradictions
 from shared.errors import UserError
 from shared.foreign import first_known
 from shared.nearest import hint
+from shared.toml_files import as_toml, read_toml
 from shared.wrong_values import wrong
 
 ENV_PREFIX = "HEADRACE_"
@@ -119,7 +120,7 @@ class Config(settings.Section):
             for key, value in values.items():
                 if (section, key) == ("redis", "url"):
                     value = without_password(value)
-                lines.append(f"{key} = {_toml_value(value)}")
+                lines.append(f"{key} = {as_toml(value)}")
             lines.append("")
         return "\n".join(lines)
 
@@ -207,27 +208,6 @@ def without_password(url: str) -> str:
     return re.sub(r"(?<=[?&])password=[^&]*&?", "", shown).rstrip("?&")
 
 
-def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
-    """The file's tree. UserError in a sentence; `what` it is and an `example` to start from are for one not there."""
-    try:
-        return tomllib.loads(path.read_text())
-    except IsADirectoryError:
-        if (path / "config.toml").is_file():
-            raise UserError(
-                f"{path} is the folder of a run, not a {what}: `headrace up --resume {path}` continues that run, and "
-                f"{path / 'config.toml'} is its configuration."
-            ) from None
-        raise UserError(f"{path} is a folder, not a {what}: name a file.") from None
-    except FileNotFoundError:
-        raise UserError(f"there is no {what} {path}: check the path, or start from {example}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}.") from None
-    except RecursionError:
-        raise UserError(f"{path} is not valid TOML: its brackets are nested too deep.") from None
-
-
 def _beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make the paths that exist relative to the TOML's folder absolute; the others stay as they are (hub names too)."""
     for dotted in PATH_KEYS:
@@ -285,15 +265,6 @@ def _is_text(dotted: str) -> bool:
     sections = {name: field.annotation for name, field in Config.model_fields.items()}
     fields = getattr(sections.get(section), "model_fields", {})
     return key in fields and fields[key].annotation is str
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\u{ord(found.group()):04x}", escaped) + '"'
-    return repr(value)
 
 
 def _sentence(error: ValidationError) -> str:

@@ -21,9 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.replay.policies import get_policy
 from services.replay.rules import no_slots
-from shared.config import PATH_KEYS, Config, load, placed, read_toml
+from shared.config import PATH_KEYS, Config, load, placed
 from shared.errors import UserError
 from shared.nearest import hint
+from shared.toml_files import read_toml
 from shared.wrong_values import wrong
 
 # what the study itself decides for each run

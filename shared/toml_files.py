@@ -1,0 +1,39 @@
+"""TOML read from a file and written: a file that is none is told in a sentence."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from shared.errors import UserError
+
+
+def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
+    """The file's tree. UserError in a sentence; `what` it is and an `example` to start from are for one not there."""
+    try:
+        return tomllib.loads(path.read_text())
+    except IsADirectoryError:
+        if (path / "config.toml").is_file():
+            raise UserError(
+                f"{path} is the folder of a run, not a {what}: `headrace up --resume {path}` continues that run, and "
+                f"{path / 'config.toml'} is its configuration."
+            ) from None
+        raise UserError(f"{path} is a folder, not a {what}: name a file.") from None
+    except FileNotFoundError:
+        raise UserError(f"there is no {what} {path}: check the path, or start from {example}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}.") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid TOML: its brackets are nested too deep.") from None
+
+
+def as_toml(value: Any) -> str:
+    """A truth, a number or a text as TOML has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\u{ord(found.group()):04x}", escaped) + '"'
+    return repr(value)
