@@ -10,9 +10,11 @@ import pytest
 
 from cli.chaos.checker import check
 from cli.chaos.log import Added, Counted, Dropped, Fact, Put, Removed
-from shared.messages import GroupHeader, Hello, Task, Trained
+from shared.messages import TRAIN, GroupHeader, Hello, Task, Trained
+from shared.versions import Version
 from tests.cli.chaos.logs import (
     Log,
+    all_of,
     edited,
     first,
     made,
@@ -103,6 +105,26 @@ def test_a_question_that_no_evaluation_counts_is_named(failing: Log) -> None:
         return replace(fact, message=fact.message | {"failed": 0})
 
     refused(planted(failing, less), "the evaluation of version", "and 8 have ended", config=ONE_TRY)
+
+
+def test_a_late_group_of_an_attempt_that_was_replaced_ends_no_task(clean: Log, failing: Log) -> None:
+    for log, config in ((clean, settings()), (failing, ONE_TRY)):
+        tasks = {
+            f.message.id: f.message for f in all_of(log, Task) if f.message.kind == TRAIN and f.message.min_version
+        }
+        usable = {f.message.id for f in all_of(log, GroupHeader) if f.message.usable} if config is ONE_TRY else set()
+        at, id = next((i, id) for i, t in enumerate(log) for id in ended(t) if id in tasks and id not in usable)
+        group = next(f for f in all_of(log, GroupHeader) if f.message.usable)
+        late = edited(
+            replace(group, id=b"8-8"), id=id, number=tasks[id].number, version_min=Version(0, 0), correct=[True] * 3
+        )
+        told: list[Fact] = [Removed("groups", (b"8-8",)), *log[at]]
+        assert check(config, [*log[:at], [late], told, *log[at + 1 :]]).broken == []
+
+
+def ended(transaction: list[Fact]) -> list[str]:
+    """The tasks that ended in it."""
+    return [f.field for f in transaction if isinstance(f, Dropped) and f.table == "tasks"]
 
 
 def test_a_task_whose_prompt_was_refused_is_given_up_at_once(clean: Log) -> None:
