@@ -12,13 +12,14 @@ def proxied(
     url: str,
     reply: Callable[[bytes], bytes] = lambda data: data,
     silent_at: bytes | None = None,
+    silent: threading.Event | None = None,
 ) -> Iterator[str]:
     """The address to use in place of `url`. `reply` changes what the server says, piece by piece; after a client has
-    sent `silent_at` nobody hears anything more, as from a server that hangs.
+    sent `silent_at` nobody hears anything more, as from a server that hangs, which sets `silent`.
     """
     before, _, address = url.rpartition("@")
     host, port, database = address.partition(":")[0], *address.partition(":")[2].split("/")
-    hangs = threading.Event()
+    hangs = silent or threading.Event()
     links: list[socket.socket] = []
 
     def pump(source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]) -> None:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import httpx
 import pytest
 
 from cli.run.ports import free_port
+from tests.leaving import REDIS_STATES, assert_leaves, own_redis, redis_wait
+from tests.redis_proxy import proxied
 
 ATLAS = Path(__file__).resolve().parents[2] / "examples" / "atlas" / "data"
 
@@ -125,3 +128,26 @@ def test_a_password_that_changes_meanwhile_ends_it_with_one_sentence(start, chan
     wait_ready(port)
     change_password()
     assert said(process, 2) == "replay: Redis refuses the password: put the right one into redis.url."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", REDIS_STATES)
+def test_it_leaves_in_time_whatever_redis_does(start, tmp_path, state):
+    port = free_port()
+    with own_redis(tmp_path) as server:
+        if state == "full":
+            server.fill()  # before its first word
+        process = start(REDIS__URL=server.url, REPLAY__PORT=port)
+        if state != "full":
+            wait_ready(port)
+        server.hurt(state, redis_wait("replay", port))
+        assert_leaves(process)
+
+
+@pytest.mark.slow
+def test_it_leaves_in_time_when_redis_falls_silent_while_it_starts(start, redis_url):
+    silent = threading.Event()
+    with proxied(redis_url, silent_at=b"SCAN", silent=silent) as url:
+        process = start(REDIS__URL=url)
+        assert silent.wait(60)
+        assert_leaves(process)
