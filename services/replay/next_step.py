@@ -20,7 +20,11 @@ from shared.seeds import derive
 
 
 class NextStep:
-    """One step from its first scan to its batch. `scanned`: the records of what was scanned so far, by group."""
+    """One step from its first scan to its batch.
+
+    `scanned`: the records of what was scanned so far, by group; `fresh_here`: whether its fresh groups were there when
+    its batch was last asked for.
+    """
 
     def __init__(self, config: Config, policy: Policy, state: State, name_scan: Callable[[], str]) -> None:
         """name_scan: gives a scan a name that no other has, over all lives of replay."""
@@ -40,6 +44,7 @@ class NextStep:
             ),
         )
         self._scan = ""  # the one that is with the learner
+        self.fresh_here = False
         self._fresh_since: float | None = None
         self._selected_at = 0.0
 
@@ -71,6 +76,7 @@ class NextStep:
     def compose(self, tx: Transaction) -> Composed | None:
         """Send the batch; None while fresh groups or scans are still awaited."""
         fresh = transitions.fresh_for_step(self._config, self._state)
+        self.fresh_here = fresh is not None
         if fresh is None:
             self._compare(tx)
             return None

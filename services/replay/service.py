@@ -137,8 +137,7 @@ class Replay:
                         damage.mend(state, tx)
                         resync.ask(state, tx)
                         asked = True
-                    for entry in entries:
-                        self._apply(state, tx, entry)
+                    filed = [self._apply(state, tx, entry) for entry in entries]
                     for task in watch.vanished(state):
                         transitions.task_vanished(self.config, state, tx, task)
                     for warning in [*self._after_outage(), *watch.warnings()]:
@@ -149,7 +148,8 @@ class Replay:
                 if sentence := refills.starved(self.config, state) or refused.starved(self.config, state):
                     raise UserError(sentence)
                 self._outage.over()
-                watch.waits_for(waiting_for(self.config, state, self.held_out, self._heard))
+                here = self._step is not None and self._step.fresh_here
+                watch.waits_for(waiting_for(self.config, state, self.held_out, self._heard, here), any(filed))
                 self.waiting_for, self.waiting_s = watch.waiting()
                 self.metrics.show(state)
                 raise_if_cancelled()  # before a queue that nobody fills any more when a reader has failed
@@ -183,8 +183,8 @@ class Replay:
         with suppress(ResponseError):  # a full server: the next transaction finds out
             await heartbeats.tell_of_replay(self.client, self.keys, beat)
 
-    def _apply(self, state: State, tx: Transaction, entry: Entry) -> None:
-        """One entry's effect and its acknowledgement."""
+    def _apply(self, state: State, tx: Transaction, entry: Entry) -> bool:
+        """One entry's effect and its acknowledgement; False where it is refused."""
         try:
             if entry.stream == self.keys.groups:
                 self._group(state, tx, messages.decode(entry.data, GroupHeader))
@@ -193,8 +193,9 @@ class Replay:
         except Malformed as error:
             log.warning("refused an entry of %s: %s", entry.stream, error)
             tx.bury(entry, str(error))
-        else:
-            tx.ack(entry)
+            return False
+        tx.ack(entry)
+        return True
 
     def _group(self, state: State, tx: Transaction, header: GroupHeader) -> None:
         stored = len(state.buffer)
@@ -221,6 +222,7 @@ class Replay:
                 seconds = now - self._last_trained
                 transitions.step_trained(self.config, state, tx, self.policy, len(self.train), result, seconds)
                 self._last_trained = now
+                self._then.append(lambda: self._watch.trained(result.step, seconds))
                 self._step = None
             case Checkpointed():
                 transitions.checkpoint_written(state, tx, result)

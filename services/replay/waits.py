@@ -1,14 +1,14 @@
 """What the next step waits for."""
 
-from services.replay import evaluation, transitions
+from services.replay import evaluation
 from services.replay.state import State
 from shared import messages
 from shared.config import Config
 from shared.prompts import PromptSource
 
 
-def waiting_for(config: Config, state: State, held_out: PromptSource | None, heard: bool) -> str:
-    """In words; `heard`: whether the learner has said where it is."""
+def waiting_for(config: Config, state: State, held_out: PromptSource | None, heard: bool, fresh_here: bool) -> str:
+    """In words; `heard`: whether the learner has said where it is; `fresh_here`: the next step's fresh groups are."""
     c = state.counters
     if c.finished:
         return ""
@@ -23,7 +23,7 @@ def waiting_for(config: Config, state: State, held_out: PromptSource | None, hea
         return f"the learner to train step {c.step}"
     if not heard:
         return "the learner to say where it is"
-    if transitions.fresh_for_step(config, state) is None:
+    if not fresh_here:
         running = sum(task.kind != messages.EVAL for task in state.tasks.values())
         return (
             f"fresh groups for step {c.step}: {len(state.fresh)} of {config.learner.batch} are here, "

@@ -21,7 +21,7 @@ from shared.heard import Heard
 from shared.messages import Task
 from shared.only_one import idle_s
 from shared.streams import FIELD, Keys
-from shared.waiting import START_S
+from shared.waiting import START_S, Usual
 
 LONG_WAIT_S = 60.0
 ALIKE_STEPS = 5
@@ -39,13 +39,12 @@ class Watch:
         self._warnings: list[str] = []
         self._waits_for, self._since, self._warned = "", self._clock(), False
         self._clogged, self._alike = 0, 0  # steps in a row
-        self._under_way = False  # a batch was made
+        self._steps, self._under_way = Usual(LONG_WAIT_S), False  # a step was trained
         self.actors = Silent(client, keys)
         self.learner = Heard("learner", clock)
 
     def batch(self, stats: dict[str, Any], capacity: int) -> None:
         """A batch was made: what of it is of no use when it stays like that is said, once."""
-        self._under_way = True
         self._look_for_differences(stats)
         # old groups of high cached Headroom on top of the order shut replay off
         clogged = stats["scanned"] and stats["acceptance"] < STARVING
@@ -71,9 +70,14 @@ class Watch:
                 "larger rollout.group_size or temperature makes them differ more."
             )
 
-    def waits_for(self, what: str) -> None:
-        """The worker says what it waits for now; the clock starts again when something has happened."""
-        if what != self._waits_for:
+    def trained(self, step: int, seconds: float) -> None:
+        """A step was trained, so long after the one before."""
+        self._steps.took(step, seconds)
+        self._under_way = True
+
+    def waits_for(self, what: str, happened: bool) -> None:
+        """The worker says what it waits for now, and whether it has filed anything: then the clock starts again."""
+        if happened or what != self._waits_for:
             self._waits_for, self._since, self._warned = what, self._clock(), False
 
     def waiting(self) -> tuple[str, float]:
@@ -91,7 +95,7 @@ class Watch:
         self._warnings += silent
         await self._look_for_learner(state.counters.finished)
         what, seconds = self.waiting()
-        limit = LONG_WAIT_S if self._under_way else START_S
+        limit = self._steps.limit_s if self._under_way else START_S
         if seconds > limit and not self._warned:
             self._warned = True
             self._warnings.append(f"nothing has happened for {seconds:.0f} s; waiting for {what}.")

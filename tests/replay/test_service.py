@@ -10,8 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import ConnectionError
 
+from services.replay import transitions
 from services.replay.service import Replay
 from services.replay.state import Store
+from services.replay.watch import Watch
 from shared import events
 from shared.cancellation import stop
 from shared.config import Config, build
@@ -95,6 +97,30 @@ async def test_a_run_trains_every_group_once(make_config, policy):
     replayed = sum(r["replay_groups"] for r in records if r["kind"] == "step")
     assert (replayed > 0) == (policy != "none")
     assert bool(learner.scans) == (policy == "headroom_drift")
+
+
+async def test_a_wake_up_sorts_the_fresh_groups_once_and_starts_the_clock_where_something_was_filed(
+    make_config, monkeypatch
+):
+    happened, told, sorts = [], {}, []
+    waits_for, trained, fresh = Watch.waits_for, Watch.trained, transitions.fresh_for_step
+
+    def hear(self, what, filed):
+        happened.append(filed)
+        waits_for(self, what, filed)
+
+    def hear_of_step(self, step, seconds):
+        told[step] = seconds
+        trained(self, step, seconds)
+
+    monkeypatch.setattr(Watch, "waits_for", hear)
+    monkeypatch.setattr(Watch, "trained", hear_of_step)
+    monkeypatch.setattr(transitions, "fresh_for_step", lambda *given: sorts.append(1) or fresh(*given))
+    config = make_config()
+    await run_to_the_end(config)
+    assert happened[0] is False and sum(happened) > config.run.steps
+    assert set(told) >= {*range(config.run.steps - 1)} and all(seconds > 0 for seconds in told.values())
+    assert 0 < len(sorts) <= len(happened)
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])

@@ -43,11 +43,14 @@ def test_young_groups_low_acceptance_for_a_step_or_no_scan_are_no_reason():
 def test_a_long_wait_is_named_by_what_it_waits_for():
     now = [0.0]
     w = watch(now)
-    w.waits_for("the learner to train step 3")
+    w.waits_for("the learner to train step 3", False)
     now[0] = 50.0
-    w.waits_for("the learner to train step 3")
+    w.waits_for("the learner to train step 3", False)
     assert w.waiting() == ("the learner to train step 3", 50.0)
-    w.waits_for("fresh groups for step 4")
+    w.waits_for("the learner to train step 3", True)
+    assert w.waiting() == ("the learner to train step 3", 0.0), "groups for the steps behind it come in"
+    now[0] = 60.0
+    w.waits_for("fresh groups for step 4", False)
     assert w.waiting() == ("fresh groups for step 4", 0.0)
 
 
@@ -55,8 +58,8 @@ async def test_a_wait_that_is_too_long_is_told_once_and_again_when_something_els
     now = [0.0]
     w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
     state = State(Counters(started=0.0))
-    w.batch(stats(0.5, 1.0), capacity=512)
-    w.waits_for("the learner to train step 3")
+    w.trained(2, 5.0)
+    w.waits_for("the learner to train step 3", False)
     now[0] = LONG_WAIT_S - 1
     assert not await w.look(state)
     now[0] = LONG_WAIT_S + 1
@@ -64,18 +67,32 @@ async def test_a_wait_that_is_too_long_is_told_once_and_again_when_something_els
     assert w.warnings() == ["nothing has happened for 61 s; waiting for the learner to train step 3."]
     now[0] = 10 * LONG_WAIT_S
     assert not await w.look(state)
-    w.waits_for("fresh groups for step 4")
+    w.waits_for("fresh groups for step 4", False)
     assert not await w.look(state)
     now[0] += LONG_WAIT_S + 1
     assert await w.look(state)
     assert "fresh groups for step 4" in w.warnings()[0]
 
 
+async def test_a_step_that_takes_as_long_as_those_before_is_no_reason(redis_url):
+    now = [0.0]
+    w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
+    state = State(Counters(started=0.0))
+    for step in range(3):
+        w.waits_for(f"the learner to train step {step}", False)
+        now[0] += 160.0
+        assert not await w.look(state)
+        w.trained(step, 160.0)
+    w.waits_for("the learner to train step 3", False)
+    now[0] += 321.0
+    assert await w.look(state), "twice as long"
+
+
 async def test_services_that_still_load_their_models_are_no_reason(redis_url):
     now = [0.0]
     w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
     state = State(Counters(started=0.0))
-    w.waits_for("the learner to come up")
+    w.waits_for("the learner to come up", False)
     now[0] = START_S - 1
     assert not await w.look(state)
     now[0] = START_S + 1
