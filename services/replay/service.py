@@ -24,6 +24,7 @@ from services.replay.metrics import ReplayMetrics
 from services.replay.next_step import NextStep
 from services.replay.policies import get_policy
 from services.replay.records import Composed
+from services.replay.rules import mixed
 from services.replay.state import State, Store, Superseded, Transaction
 from services.replay.waits import waiting_for
 from services.replay.watch import Watch
@@ -258,7 +259,7 @@ class Replay:
     def _tell(self, batch: Composed, scanned: dict[str, Record]) -> None:
         """A batch has been sent."""
         self.metrics.batch(batch, scanned.values())
-        self._watch.batch(batch.stats, self.config.replay.capacity)
+        self._watch.batch(batch.stats, self.config.replay.capacity, self.policy.keeps is mixed)
         self.last_selection = batch.step, frozenset(batch.replay), frozenset(scanned)  # step, replayed, scanned
 
     def _name_scan(self) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from services.replay import lengths
 from services.replay.buffer import Buffer, StoredGroup
 from services.replay.records import Composed
+from services.replay.rules import has_spread
 from services.replay.selection import Selection
 from services.replay.state import State
 from shared.config import Config
@@ -65,6 +66,7 @@ def batch_stats(
         "reward_parts": reward_parts(fresh),
         "correct_share": _mean([correct for _, correct in scored]),
         "mixed_groups": sum(h.mixed for h in fresh),
+        "spread_groups": sum(has_spread(h) for h in fresh),
         "unscored": sum(len(h.rewards) for h in fresh) - len(scored),
         "tokens_sampled": sum(sum(h.sampled_tokens) for h in fresh),
         "searches_mean": _mean([searches for h in fresh for searches in h.searches]),

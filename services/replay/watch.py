@@ -38,14 +38,17 @@ class Watch:
         self._vanished: list[tuple[str, int]] = []
         self._warnings: list[str] = []
         self._waits_for, self._since, self._warned = "", self._clock(), False
-        self._clogged, self._alike = 0, 0  # steps in a row
+        self._clogged, self._alike, self._unstored = 0, 0, 0  # steps in a row
         self._steps, self._under_way = Usual(LONG_WAIT_S), False  # a step was trained
         self.actors = Silent(client, keys)
         self.learner = Heard("learner", clock)
 
-    def batch(self, stats: dict[str, Any], capacity: int) -> None:
-        """A batch was made: what of it is of no use when it stays like that is said, once."""
-        self._look_for_differences(stats)
+    def batch(self, stats: dict[str, Any], capacity: int, stores_mixed: bool = True) -> None:
+        """A batch was made: what of it is of no use when it stays like that is said, once.
+
+        stores_mixed: whether the policy stores the groups with both right and wrong rollouts, and no others.
+        """
+        self._look_for_differences(stats, stores_mixed)
         # old groups of high cached Headroom on top of the order shut replay off
         clogged = stats["scanned"] and stats["acceptance"] < STARVING
         clogged = clogged and stats["scanned_age_mean"] > CLOGGED_AGE
@@ -58,16 +61,25 @@ class Watch:
                 "policy has left behind; 2 to 4 times learner.batch is the useful range."
             )
 
-    def _look_for_differences(self, stats: dict[str, Any]) -> None:
-        """Without right and wrong among its rollouts a group has no advantage in a reward of right and wrong."""
-        self._alike = self._alike + 1 if stats["mixed_groups"] == stats["replay_groups"] == 0 else 0
+    def _look_for_differences(self, stats: dict[str, Any], stores_mixed: bool) -> None:
+        """Without right and wrong among its rollouts a group has an advantage only where rewards are graded."""
+        none_mixed = stats["mixed_groups"] == stats["replay_groups"] == 0
+        graded = stats["spread_groups"] > 0
+        self._alike = self._alike + 1 if none_mixed and not graded else 0
+        self._unstored = self._unstored + 1 if none_mixed and graded and stores_mixed else 0
+        right = stats["correct_share"] or 0.0
+        none = f"for {ALIKE_STEPS} steps no group had both right and wrong rollouts ({right:.0%} are right), so "
+        more = "A larger rollout.group_size or temperature makes them differ more."
         if self._alike == ALIKE_STEPS:
-            right = stats["correct_share"] or 0.0
             self._warnings.append(
-                f"for {ALIKE_STEPS} steps no group had both right and wrong rollouts ({right:.0%} are right), so there "
-                "was nothing to learn and nothing to replay: read some in the run's window. Where none is right, look "
-                "at env.prompt, the tags, the retriever and reward.kind; where all are, take harder questions. A "
-                "larger rollout.group_size or temperature makes them differ more."
+                f"{none}there was nothing to learn and nothing to replay: read some in the run's window. Where none is "
+                "right, look at env.prompt, the tags, the retriever and reward.kind; where all are, take harder "
+                f"questions. {more}"
+            )
+        if self._unstored == ALIKE_STEPS:
+            self._warnings.append(
+                f"{none}there is nothing to replay: their rewards differ and are trained on, and only groups with both "
+                f"are stored. {more}"
             )
 
     def trained(self, step: int, seconds: float) -> None:

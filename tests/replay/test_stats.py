@@ -54,6 +54,17 @@ def test_parts_of_rewards_are_means_over_the_rollouts_that_have_them(recording: 
     assert reward_parts(fresh) == {"form": 0.5, "right": 0.5}
 
 
+def test_groups_are_counted_by_right_and_wrong_and_by_rewards_that_differ(recording: Recording):
+    *_, seen = play(settings("headroom_drift", recording), get_policy("headroom_drift"), recording, 2)
+    n = len(seen.fresh[0].rewards) - 1
+    alike = {"correct": [False] * (n + 1), "rewards": [0.0] * (n + 1), "signs": [0] * (n + 1)}
+    graded = alike | {"rewards": [0.5] + [0.0] * n, "signs": [1] + [-1] * n}
+    mixed = graded | {"correct": [True] + [False] * n}
+    fresh = [msgspec.structs.replace(h, **c) for h, c in zip(seen.fresh, (alike, graded, mixed), strict=False)]
+    stats = batch_stats(seen.step, seen.selection, [], fresh, 0.0)
+    assert (stats["mixed_groups"], stats["spread_groups"]) == (1, 2)
+
+
 def test_reuse_is_gini_by_its_definition_and_the_share_of_the_top_tenth(recording: Recording):
     config = settings("headroom_drift", recording)
     told = 0

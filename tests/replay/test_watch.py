@@ -14,7 +14,7 @@ from tests.replay.peers import client_of
 
 def stats(acceptance: float | None, age: float | None, scanned: int = 10) -> dict:
     scan = {"scanned": scanned, "acceptance": acceptance, "scanned_age_mean": age}
-    return scan | {"mixed_groups": 3, "replay_groups": 0, "correct_share": 0.5}
+    return scan | {"mixed_groups": 3, "spread_groups": 3, "replay_groups": 0, "correct_share": 0.5}
 
 
 def watch(now: list[float] | None = None) -> Watch:
@@ -101,7 +101,7 @@ async def test_services_that_still_load_their_models_are_no_reason(redis_url):
 
 def test_groups_whose_rollouts_are_all_alike_are_named_once():
     w = watch()
-    alike = stats(None, None, scanned=0) | {"mixed_groups": 0, "correct_share": 0.0}
+    alike = stats(None, None, scanned=0) | {"mixed_groups": 0, "spread_groups": 0, "correct_share": 0.0}
     for _ in range(3):
         for _ in range(ALIKE_STEPS - 1):
             w.batch(alike, capacity=512)
@@ -112,6 +112,19 @@ def test_groups_whose_rollouts_are_all_alike_are_named_once():
         w.batch(alike, capacity=512)
     (text,) = w.warnings()
     assert "for 5 steps no group had both right and wrong rollouts (0% are right)" in text
+    assert "there was nothing to learn and nothing to replay" in text
+
+
+def test_groups_whose_graded_rewards_differ_are_learned_from_and_only_not_replayed():
+    graded = stats(None, None, scanned=0) | {"mixed_groups": 0, "spread_groups": 2, "correct_share": 0.0}
+    w = watch()
+    for _ in range(2 * ALIKE_STEPS):
+        w.batch(graded, capacity=512)
+    (text,) = w.warnings()
+    assert "there is nothing to replay" in text and "nothing to learn" not in text
+    for _ in range(2 * ALIKE_STEPS):
+        w.batch(graded, capacity=512, stores_mixed=False)
+    assert w.warnings() == [], "a policy that stores none of them misses none"
 
 
 async def test_a_learner_that_is_gone_is_told_of_unless_the_run_has_finished(redis_url):
