@@ -108,7 +108,6 @@ def step_event(config: Config, state: State, batch: Composed, done: Trained, sec
         "version": done.version,
         "seconds": seconds,
         **batch.stats,
-        "em": batch.stats["correct_share"],
         "tokens_per_s": batch.stats["tokens_sampled"] / seconds if seconds > 0 else None,
         "buffer_groups": len(state.buffer),
         "groups_generated": c.generated,

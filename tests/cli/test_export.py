@@ -20,7 +20,7 @@ STEP = {
     "kind": "step",
     "steps": 3,
     "acceptance": 0.5,
-    "em": None,
+    "age_mean": None,
     "ages": [1, 2],
     "learner": {"loss": -1.25, "lr": 1e-6},
 }

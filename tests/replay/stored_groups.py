@@ -147,6 +147,6 @@ def _step(step: int, config: Config, rng: np.random.Generator) -> dict:
     return {
         "step": step, "steps": config.run.steps, "version": Version(0, step + 1), "seconds": 3.0, "scanned": scanned,
         "accepted": 8, "acceptance": 8 / scanned, "ages": [1, 2, 2, 5], "age_mean": 2.5, "lag_mean": 0.9, "lag_max": 1,
-        "reward_mean": 0.3 + 0.01 * step, "em": 0.3 + 0.01 * step, "headroom_mean": 0.8, "drift_mean": 0.008,
+        "reward_mean": 0.3 + 0.01 * step, "headroom_mean": 0.8, "drift_mean": 0.008,
         "scan_exposed_s": 0.1, "scan_hidden_s": 0.4, "selection_ms": 0.4, "tokens_per_s": 812.0, "learner": learner,
     }  # fmt: skip

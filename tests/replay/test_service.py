@@ -14,6 +14,7 @@ from services.replay import transitions
 from services.replay.service import Replay
 from services.replay.state import Store
 from services.replay.watch import Watch
+from services.replay.window.history import COLUMNS
 from shared import events
 from shared.cancellation import stop
 from shared.config import Config, build
@@ -205,6 +206,9 @@ async def test_evaluation_frames_the_run_and_its_rounds_are_complete(make_config
     evals = {r["round"]: r for r in records if r["kind"] == "eval"}
     assert sorted(evals) == [0, 5, 10, 12]
     assert all(r["n"] == 9 and r["failed"] == 0 for r in evals.values())
+    steps = [r for r in records if r["kind"] == "step"]
+    assert all(0 <= r["em"] <= 1 for r in evals.values()) and not any("em" in r for r in steps), "EM is held-out"
+    assert all({*COLUMNS, "correct_share"} <= r.keys() for r in steps), "the window's curves have their figures"
     assert evals[0]["version_max"] == [0, 0] and evals[12]["version_min"][1] == 12
     first_step = min(i for i, r in enumerate(records) if r["kind"] == "step")
     assert [r["kind"] for r in records].index("eval") < first_step, "the baseline is in before the first step"

@@ -36,7 +36,6 @@ COLUMNS = [
     "headroom_mean",
     "drift_mean",
     "reward_mean",
-    "em",
     "scan_exposed_s",
     "scan_hidden_s",
     "selection_ms",
