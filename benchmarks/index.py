@@ -8,6 +8,7 @@ n log n. `folder`: where corpora, indexes and their figures are kept; what is th
 """
 
 import json
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -54,6 +55,8 @@ def kept(root: Path, size: int) -> dict:
     root.mkdir(parents=True, exist_ok=True)
     record = root / f"{size}.json"
     if not record.exists():
+        for left in root.glob(f"{size}-index*"):  # a build that was cut off would be continued, its seconds lost
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         write_corpus(root / f"{size}.jsonl", size)
         seconds, peak = apart(build, root / f"{size}.jsonl", root / f"{size}-index")
         record.write_text(json.dumps({"seconds": seconds, "bytes": peak - apart(nothing)}))

@@ -3,24 +3,34 @@
     python -m benchmarks.multi_turn [--batch 16] [--latency_s 0.1] [--steps 12]
 
 Ours is examples/atlas.toml with plain GRPO: two actors of 8 groups, a learner, a retriever, a step of lag. The plain
-loop is one process in this file: a batch of episodes with one cache (`examples/atlas/rollout.py`), which waits whenever
-some of them search, then rewards, advantages and one AdamW step on padded rows. It has two threads, and retrieves in
-process without HTTP. Queries of one position share a request, and so one wait.
+loop is one process in this file: transformers' `generate` takes a turn of all episodes at once, all of that turn's
+queries share one wait, and after the last turn come rewards, advantages and one AdamW step on padded rows. It has two
+threads, and retrieves in process without HTTP.
 """
 
 import json
 import re
 import time
-from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, Qwen2ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from benchmarks.apart import apart
 from benchmarks.figure import Figure, run_alone, say
 from benchmarks.running import EXAMPLES, WARM_UP, seconds_and_tokens, steps_of
-from examples.atlas.rollout import Episode, Retriever, bm25_retriever, play
+from examples.atlas import grammar
+from examples.atlas.rollout import (
+    EPISODE_TOKENS,
+    MAX_SEARCHES,
+    TURN_TOKENS,
+    Episode,
+    Retriever,
+    append,
+    bm25_retriever,
+    end_turn,
+    prompt_ids,
+)
 from shared.advantages import group_advantages
 
 ATLAS = EXAMPLES / "atlas"
@@ -51,9 +61,8 @@ def measure(*, batch: int = 16, latency_s: float = 0.1, steps: int = 12, repetit
 def plain_loop(batch: int, latency_s: float, steps: int, seed: int, threads: int = 2) -> tuple[float, int]:
     """(seconds, sampled tokens) of the steps behind the warm-up."""
     torch.set_num_threads(threads)
-    generator = torch.Generator().manual_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(ATLAS / "policy", trust_remote_code=False)
-    model = Qwen2ForCausalLM.from_pretrained(ATLAS / "policy", dtype=torch.float32, trust_remote_code=False)
+    torch.manual_seed(seed)
+    tokenizer, model = policy()
     optimiser = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     questions = [json.loads(text) for text in (ATLAS / "data" / "train.jsonl").read_text().splitlines()]
     search = slow_retriever(latency_s)
@@ -62,13 +71,52 @@ def plain_loop(batch: int, latency_s: float, steps: int, seed: int, threads: int
         if step == WARM_UP:
             began, tokens = time.perf_counter(), 0
         asked = [q for q in questions[step * batch : (step + 1) * batch] for _ in range(GROUP_SIZE)]
-        episodes = play(model, tokenizer, [q["question"] for q in asked], search, greedy=False, generator=generator)
+        episodes = play(model, tokenizer, [q["question"] for q in asked], search)
         right = [
             float(normal(e.answer) in map(normal, q["golden_answers"])) for e, q in zip(episodes, asked, strict=True)
         ]
         update(model, optimiser, episodes, right)
         tokens += sum(sum(e.sampled) for e in episodes)
     return time.perf_counter() - began, tokens
+
+
+def policy() -> tuple[PreTrainedTokenizerFast, Qwen2ForCausalLM]:
+    """What both train."""
+    tokenizer = AutoTokenizer.from_pretrained(ATLAS / "policy", trust_remote_code=False)
+    return tokenizer, Qwen2ForCausalLM.from_pretrained(ATLAS / "policy", dtype=torch.float32, trust_remote_code=False)
+
+
+def play(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[str], search: Retriever
+) -> list[Episode]:
+    """One episode for each question, a turn of all at a time."""
+    rows = [Episode(ids, [False] * len(ids)) for ids in (prompt_ids(tokenizer, q) for q in questions)]
+    for _ in range(MAX_SEARCHES + 1):
+        under_way = [row for row in rows if not row.done and len(row.ids) < EPISODE_TOKENS]
+        if not under_way:
+            break
+        searching: list[tuple[Episode, str]] = []
+        for row, turn in zip(under_way, turns(model, tokenizer, under_way), strict=True):
+            row.ids += turn
+            row.sampled += [True] * len(turn)
+            row.turn = turn
+            end_turn(row, tokenizer, searching)
+        for (row, _), document in zip(searching, search([query for _, query in searching]), strict=True):
+            append(row, tokenizer, grammar.information([document]))
+    return rows
+
+
+@torch.no_grad()
+def turns(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[Episode]) -> list[list[int]]:
+    """What each row says next, up to the end of a tag."""
+    close = tokenizer.encode(f"</search></answer>{tokenizer.eos_token}", add_special_tokens=False)
+    padded = tokenizer.pad({"input_ids": [row.ids for row in rows]}, padding_side="left", return_tensors="pt")
+    width = padded["input_ids"].shape[1]
+    out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+        **padded, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=TURN_TOKENS, eos_token_id=close
+    )
+    said = out[:, width:].tolist()
+    return [turn[: next((i + 1 for i, token in enumerate(turn) if token in close), None)] for turn in said]
 
 
 def slow_retriever(latency_s: float) -> Retriever:
@@ -105,11 +153,6 @@ def update(
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
-
-
-def is_right(episode: Episode, question: dict[str, Any]) -> float:
-    """Exact match."""
-    return float(normal(episode.answer) in map(normal, question["golden_answers"]))
 
 
 def normal(text: str) -> str:

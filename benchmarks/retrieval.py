@@ -3,9 +3,10 @@
     python -m benchmarks.retrieval [--passages 1000000] [--clients 32] [--queries 1000] [--repetitions 3] [--folder DIR]
 
 Each request is one query over HTTP, as a rollout asks it, and no query comes twice: nothing is answered from the cache.
-In process is one thread of bm25s on the same queries and the same scores, without words or passages of the answer being
-looked up. The plain server is FastAPI with the same bm25s that answers one query at a time. All give the same
-documents. `folder`: where corpus and index are kept between runs.
+In process is one thread of bm25s on the same queries and the same scores, with its faster backend (numba), without
+passages of the answer being looked up. The plain server is FastAPI with bm25s as it comes (numpy) that answers one
+query at a time; beside it stands the same with numba. All give the same documents. `folder`: where corpus and index
+are kept between runs.
 """
 
 import asyncio
@@ -40,30 +41,42 @@ Answers = list[list[float]]  # the scores of each query's documents, in their or
 def measure(
     *, passages: int = 1_000_000, clients: int = 32, queries: int = 1000, repetitions: int = 3, folder: str = ""
 ) -> list[Figure]:
-    """Ours, the plain server and in process by turns, each time other queries."""
+    """Ours, the plain server and in process by turns, each turn other queries."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(folder or scratch)
         kept(root, passages)
         corpus, index = root / f"{passages}.jsonl", root / f"{passages}-index"
         asked = questions(queries * (repetitions + 1), passages)
-        turns = [asked[i :: repetitions + 1] for i in range(repetitions + 1)]
-        inside = apart(in_process, index, passages, turns)
-        with ours(corpus, index) as (pid, port):
-            rates, latencies, answers = _ask_all(port, turns, clients, "env_search")
+        warm, *turns = [asked[i :: repetitions + 1] for i in range(repetitions + 1)]
+        rates: dict[str, list[float]] = {}
+        latencies: list[float] = []
+        with (
+            ours(corpus, index) as (pid, port),
+            plain(corpus, index, passages, "numpy") as first,
+            plain(corpus, index, passages, "numba") as faster,
+        ):
+            servers = {"ours": port, "plain": first, "plain, numba": faster}
+            for each in servers.values():
+                asyncio.run(_ask(each, warm, clients))
+            for turn in turns:
+                timed = {name: asyncio.run(_ask(each, turn, clients)) for name, each in servers.items()}
+                timed["in process"] = apart(in_process, index, passages, warm, turn)
+                for name, (seconds, _, answers) in timed.items():
+                    assert np.allclose(_padded(answers), _padded(timed["ours"][2]), atol=1e-3), "other documents"
+                    rates.setdefault(name, []).append(len(turn) / seconds)
+                latencies += timed["ours"][1]
+                say(", ".join(f"{name} {each[-1]:.0f}" for name, each in rates.items()) + " requests/s")
             memory, mapped = own_bytes(pid), resident_bytes(pid)
-        with plain(corpus, index, passages) as port:
-            plain_rates, _, plain_answers = _ask_all(port, turns, clients, "plain server")
-    inside_rates = [len(turn) / seconds for turn, (seconds, _) in zip(turns, inside, strict=True)]
-    for mine, theirs, (_, process) in zip(answers, plain_answers, inside, strict=True):
-        for peer in (theirs, process):
-            assert np.allclose(_padded(mine), _padded(peer), atol=1e-3), "other documents"
     note = f"{clients} clients, {passages:,} passages; in process is one thread without HTTP or passages"
     return [
-        Figure(name="retrieval", unit="requests/s", ours=rates[1:], peer=inside_rates[1:], against="bm25s in process",
+        Figure(name="retrieval", unit="requests/s", ours=rates["ours"], peer=rates["in process"],
+               against="bm25s in process",
                at_least=0.5, note=note),
-        Figure(name="retrieval, against a plain server", unit="requests/s", ours=rates[1:], peer=plain_rates[1:],
+        Figure(name="retrieval, against a plain server", unit="requests/s", ours=rates["ours"], peer=rates["plain"],
                against="FastAPI, a query at a time", at_least=3.0),
-        Figure(name="retrieval, p99", unit="ms", ours=[1e3 * float(np.percentile(s, 99)) for s in latencies[1:]],
+        Figure(name="retrieval, against a plain server with numba", unit="requests/s", ours=rates["ours"],
+               peer=rates["plain, numba"], against="the same with bm25s's other backend"),
+        Figure(name="retrieval, p99", unit="ms", ours=[1e3 * float(np.percentile(latencies, 99))],
                judged="ours"),
         Figure(name="retrieval, memory of its own", unit="MiB", ours=[memory / 2**20], judged="ours",
                note=f"{mapped / 2**20:.0f} MiB with the index files that it maps"),
@@ -88,10 +101,11 @@ def ours(corpus: Path, index: Path) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def plain(corpus: Path, index: Path, passages: int) -> Iterator[int]:
+def plain(corpus: Path, index: Path, passages: int, backend: str) -> Iterator[int]:
     """The plain server's port."""
     port = free_port()
-    process = get_context("spawn").Process(target=serve_plainly, args=(corpus, index, passages, port), daemon=True)
+    arguments = (corpus, index, passages, backend, port)
+    process = get_context("spawn").Process(target=serve_plainly, args=arguments, daemon=True)
     process.start()
     try:
         yield port
@@ -100,12 +114,12 @@ def plain(corpus: Path, index: Path, passages: int) -> Iterator[int]:
         process.join()
 
 
-def serve_plainly(corpus: Path, index: Path, passages: int, port: int) -> None:
+def serve_plainly(corpus: Path, index: Path, passages: int, backend: str, port: int) -> None:
     """What one writes first: an endpoint that searches and answers."""
     import uvicorn
     from fastapi import FastAPI
 
-    search, documents, app = searcher(index, passages), Corpus(corpus), FastAPI()
+    search, documents, app = searcher(index, passages, backend), Corpus(corpus), FastAPI()
 
     @app.post("/retrieve")
     async def retrieve(request: dict[str, Any]) -> dict[str, Any]:
@@ -118,22 +132,22 @@ def serve_plainly(corpus: Path, index: Path, passages: int, port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 
-def in_process(index: Path, passages: int, turns: list[list[str]]) -> list[tuple[float, Answers]]:
-    """(seconds, scores) of each turn's queries, one after the other."""
-    search, out = searcher(index, passages), []
-    for queries in turns:
-        began = time.perf_counter()
-        found = [search(query)[1] for query in queries]
-        out.append((time.perf_counter() - began, found))
-    return out
+def in_process(index: Path, passages: int, warm: list[str], queries: list[str]) -> tuple[float, list[float], Answers]:
+    """Seconds of all queries, one after the other, no waits, and scores."""
+    search = searcher(index, passages, "numba")
+    for query in warm:
+        search(query)
+    began = time.perf_counter()
+    found = [search(query)[1] for query in queries]
+    return time.perf_counter() - began, [], found
 
 
-def searcher(index: Path, passages: int) -> Callable[[str], tuple[list[int], list[float]]]:
+def searcher(index: Path, passages: int, backend: str) -> Callable[[str], tuple[list[int], list[float]]]:
     """bm25s over the scores of a built index: the numbers and scores of a query's TOPK documents."""
     import bm25s
 
     folder, terms = index / FOLDER, Terms("english")
-    engine = bm25s.BM25(method="lucene")
+    engine = bm25s.BM25(method="lucene", backend=backend)
     files = {"data": "scores", "indices": "documents", "indptr": "bounds"}
     engine.scores = {key: np.load(folder / f"{name}.npy", mmap_mode="r") for key, name in files.items()}
     engine.scores["num_docs"] = passages  # pyright: ignore[reportArgumentType]
@@ -145,20 +159,6 @@ def searcher(index: Path, passages: int) -> Callable[[str], tuple[list[int], lis
         return found.documents[0].tolist(), found.scores[0].tolist()
 
     return search
-
-
-def _ask_all(
-    port: int, turns: list[list[str]], clients: int, who: str
-) -> tuple[list[float], list[list[float]], list[Answers]]:
-    """Requests per second, latencies and scores of each turn; the first turn warms up."""
-    rates, latencies, answers = [], [], []
-    for queries in turns:
-        seconds, each, found = asyncio.run(_ask(port, queries, clients))
-        rates.append(len(queries) / seconds)
-        latencies.append(each)
-        answers.append(found)
-        say(f"{who}: {rates[-1]:.0f} requests/s")
-    return rates, latencies, answers
 
 
 def _padded(answers: Answers) -> np.ndarray:

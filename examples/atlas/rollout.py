@@ -82,15 +82,16 @@ def play(
             row.sampled.append(True)
             row.turn.append(token)
             if token in close or len(row.turn) == TURN_TOKENS:
-                _end_turn(row, tokenizer, searching)
+                end_turn(row, tokenizer, searching)
         for (row, _), document in zip(searching, search([q for _, q in searching]), strict=True):
-            _append(row, tokenizer, grammar.information([document]))
+            append(row, tokenizer, grammar.information([document]))
         if all(r.done for r in rows):
             break
     return rows
 
 
-def _end_turn(row: Episode, tokenizer: PreTrainedTokenizerFast, searching: list[tuple[Episode, str]]) -> None:
+def end_turn(row: Episode, tokenizer: PreTrainedTokenizerFast, searching: list[tuple[Episode, str]]) -> None:
+    """Take up what a row has said in `turn`; who asks for a search goes to `searching` with the query."""
     kind, content = grammar.action(str(tokenizer.decode(row.turn)))
     row.turn, row.turns = [], row.turns + 1
     if kind == "answer":
@@ -101,10 +102,11 @@ def _end_turn(row: Episode, tokenizer: PreTrainedTokenizerFast, searching: list[
         row.searches += 1
         searching.append((row, content))
     else:
-        _append(row, tokenizer, grammar.HINT)
+        append(row, tokenizer, grammar.HINT)
 
 
-def _append(row: Episode, tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def append(row: Episode, tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    """Text that the policy did not choose."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     row.ids += ids
     row.sampled += [False] * len(ids)

@@ -1,6 +1,7 @@
 """Each figure of the data paths at a tiny size: it runs through the real parts and gives numbers."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,4 +63,13 @@ def test_index_and_retrieval(tmp_path: Any) -> None:
     from benchmarks import index, retrieval
 
     assert are_numbers(index.measure(sizes=(300, 600), folder=str(tmp_path)), 4)
-    assert are_numbers(retrieval.measure(passages=600, clients=2, queries=5, repetitions=1, folder=str(tmp_path)), 4)
+    assert are_numbers(retrieval.measure(passages=600, clients=2, queries=5, repetitions=1, folder=str(tmp_path)), 5)
+
+
+@pytest.mark.slow
+def test_a_build_that_was_cut_off_is_measured_from_its_beginning(tmp_path: Path) -> None:
+    from benchmarks import index
+
+    whole = index.kept(tmp_path, 300)["seconds"]
+    (tmp_path / "300.json").unlink()
+    assert index.kept(tmp_path, 300)["seconds"].keys() == whole.keys(), "an index that is there takes no stage"

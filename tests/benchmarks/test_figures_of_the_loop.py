@@ -109,3 +109,21 @@ def test_a_study_without_finished_runs_is_refused_by_its_name(tmp_path):
 def test_seats_by_running_rollouts_are_used_better_than_seats_by_group():
     [figure] = seats.measure(groups=2, group_size=4, tasks=16, mean_s=0.05, repetitions=1)
     assert (figure.ratio or 0) > 1
+
+
+@pytest.mark.slow
+def test_the_plain_loop_waits_once_a_turn() -> None:
+    from benchmarks import multi_turn
+    from examples.atlas.rollout import MAX_SEARCHES
+
+    waits = []
+
+    def search(queries: list[str]) -> list[tuple[str, str]]:
+        waits.append(len(queries))
+        return [("Title", "Nothing.")] * len(queries)
+
+    tokenizer, model = multi_turn.policy()
+    episodes = multi_turn.play(model, tokenizer, ["Who founded the mill?"] * 8, search)
+    assert 1 <= sum(map(bool, waits)) <= MAX_SEARCHES
+    assert sum(e.searches for e in episodes) == sum(waits)
+    assert all(any(e.sampled) and len(e.sampled) == len(e.ids) for e in episodes)
