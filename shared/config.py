@@ -92,6 +92,10 @@ class Config(settings.Section):
         """Whether the policy has a gate on Drift: `Policy.gated`, for who does not know the policies."""
         return self.replay.policy not in UNGATED
 
+    def eval_temperature(self, samples: int) -> float:
+        """For so many answers to a held-out question; greedy ones would be one and the same."""
+        return self.eval.temperature or (0.0 if samples == 1 else self.rollout.temperature)
+
     @property
     def weights_dir(self) -> Path:
         """The shared folder that holds a directory per published version."""

@@ -102,7 +102,7 @@ class Eval(Section):
 
     every: int = Field(default=0, ge=0)  # steps; 0: only before the first and after the last
     samples: int = Field(default=1, ge=1, le=65_536)  # of each question
-    temperature: float = Field(default=0.0, ge=0, lt=100)  # 0: greedy
+    temperature: float = Field(default=0.0, ge=0, lt=100)  # 0: greedy, or of several samples rollout.temperature
     limit: int = Field(default=0, ge=0, lt=2**31)  # questions; 0: all
 
 

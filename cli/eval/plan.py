@@ -161,9 +161,7 @@ def _sampling(request: Request, config: Config) -> tuple[list[int], int, float]:
     samples = k[-1] if request.samples is None else request.samples
     if samples < k[-1]:
         raise UserError(f"--samples {samples} is less than --k {k[-1]}: an estimate at k needs k samples or more.")
-    temperature = request.temperature
-    if temperature is None:
-        temperature = config.eval.temperature if samples == 1 else config.eval.temperature or config.rollout.temperature
+    temperature = config.eval_temperature(samples) if request.temperature is None else request.temperature
     if temperature == 0 and samples > 1:
         raise UserError(
             f"greedy decoding gives the same answer {samples} times: leave --k away, or give a --temperature."

@@ -47,7 +47,7 @@ def eval_task(config: Config, prompts: PromptSource, round: int, number: int, at
         attempt=attempt,
         seed=attempt_seed(config, EVAL, number, attempt),
         group_size=config.eval.samples,
-        temperature=config.eval.temperature,
+        temperature=config.eval_temperature(config.eval.samples),
         min_version=round,
         round=round,
         **_prompt(prompts[number]),
