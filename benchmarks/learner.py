@@ -27,6 +27,7 @@ from services.learner.model.optimise import Optimiser
 from services.learner.model.policy import load_policy
 from services.learner.step import Trainer, forward, train_step
 from services.learner.stop import Stop
+from shared import malloc
 from shared.payload import Payload
 from shared.settings import Learner
 
@@ -38,6 +39,7 @@ def measure(
 ) -> list[Figure]:
     """Forward and step by turns, the first turn warms up."""
     before = peak_bytes()
+    malloc.keep_freed()
     trainer = made_trainer(hidden, layers)
     flat = flatten(made_batch(groups, rollouts, tokens), torch.device("cpu"))
     taken, spent = np.zeros((repetitions + 1, 2)), np.zeros((repetitions + 1, 3, 3))

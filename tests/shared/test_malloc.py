@@ -2,6 +2,8 @@
 
 import ctypes
 import random
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -24,6 +26,26 @@ def test_what_freed_tensors_leave_between_those_in_use_is_given_back():
     assert abs(before - resident()) < MIB
     malloc.give_back(malloc.EVERY)
     assert before - resident() > 20 * MIB
+
+
+ASKS = """
+import resource, torch
+from shared import malloc
+if {keep}: malloc.keep_freed()
+torch.ones(30_000_000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(30_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
+def test_a_process_that_trains_asks_for_no_new_pages_in_its_next_step():
+    new = [
+        int(subprocess.run([sys.executable, "-c", ASKS.format(keep=keep)], capture_output=True, check=True).stdout)
+        for keep in (False, True)
+    ]
+    assert new[0] > 20 * new[1], "pages of 120 MB"
 
 
 def resident() -> int:
