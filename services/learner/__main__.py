@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 
 from services.learner.ranks import launch
 from services.learner.stop import Stop, Stopped, leave
+from shared import malloc
 from shared.config import Config
 from shared.errors import UserError
 from shared.gpu_lease import GpuLease, wait_until_claimed
@@ -22,6 +23,7 @@ log = logging.getLogger("headrace")
 
 def serve(config: Config) -> None:
     """The service. Returns when the run is finished or a signal asked it to leave."""
+    malloc.keep_freed()
     if launch.is_rank() and int(os.environ["RANK"]) > 0:
         _follow(config)
         return
