@@ -39,7 +39,15 @@ PATH_KEYS = (
     "weights.received",
     "reward.function",  # FILE.py:NAME
 )
-_NOT_SETTINGS = {CONFIG_FILE_VARIABLE, "HEADRACE_REQUIRE_VLLM", "HEADRACE_LOG", "HEADRACE_GPUS"}
+# Of .env.example: what compose files alone read. Editors and direnv export an .env of the repository.
+COMPOSE_VARIABLES = tuple(
+    f"HEADRACE_{name}"
+    for name in (
+        *("REDIS_PASSWORD", "RUN_CONFIG", "DATA", "ACTORS", "ENGINE", "REDIS_MEMORY", "SHM", "GPU_LEASES", "DRAIN"),
+        *("REPLAY_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "PYTHON_IMAGE", "VLLM_IMAGE", "REDIS_IMAGE"),
+    )
+)
+_NOT_SETTINGS = {CONFIG_FILE_VARIABLE, "HEADRACE_REQUIRE_VLLM", "HEADRACE_LOG", "HEADRACE_GPUS", *COMPOSE_VARIABLES}
 
 
 class Config(settings.Section):

@@ -1,5 +1,8 @@
 """Configuration: files, variables and overrides, and the sentence for each mistake."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from shared import config
@@ -143,6 +146,13 @@ def test_a_variable_that_names_no_setting_is_refused():
         config.load(None, [], {"HEADRACE_LEARNER_LR": "2e-6"})
     with pytest.raises(UserError, match=r"did you mean 'learner.lr'"):
         config.load(None, [], {"HEADRACE_LEARNER__LRR": "2e-6"})
+
+
+def test_an_env_file_of_the_containers_that_an_editor_exports_is_no_mistake():
+    text = (Path(__file__).parents[2] / ".env.example").read_text()
+    exported = dict(re.findall(r"^(?:# )?(HEADRACE_\w+)=(.*)$", text, re.MULTILINE))
+    assert {name for name in exported if "__" not in name} == {*config.COMPOSE_VARIABLES, "HEADRACE_LOG"}
+    assert config.load(None, [], exported).learner.lr == float(exported["HEADRACE_LEARNER__LR"])
 
 
 @pytest.mark.parametrize(
