@@ -60,6 +60,8 @@ def load(file: Path, name: str) -> tuple[Callable[..., Any], list[str]]:
     spec = importlib.util.spec_from_file_location(named, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise Unusable("names no Python file: check the path")
+    if neighbour := _hidden(file.resolve().parent):
+        raise Unusable(f"lies beside {neighbour}, which it could not import: `shared` is Headrace's own. Rename it")
     sys.path.insert(0, str(file.parent))  # it may import its neighbours
     module = sys.modules[named] = importlib.util.module_from_spec(spec)
     try:
@@ -71,6 +73,16 @@ def load(file: Path, name: str) -> tuple[Callable[..., Any], list[str]]:
         functions = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
         raise Unusable(f"has no function '{name}'; there are {', '.join(functions) or 'none'}")
     return function, taken(function, name)
+
+
+def _hidden(folder: Path) -> str:
+    """A neighbour with the name of the package that this process runs from, or nothing."""
+    ours = Path(__file__).parents[1]
+    if folder == ours.parent:
+        return ""
+    if (folder / f"{ours.name}.py").exists():
+        return f"{ours.name}.py"
+    return f"{ours.name}/" if any((folder / ours.name).glob("*.py")) else ""
 
 
 def taken(function: Callable[..., Any], name: str) -> list[str]:

@@ -161,6 +161,17 @@ def test_a_function_that_cannot_be_called_is_refused_with_its_reason(
         load(Path(file), name)
 
 
+@pytest.mark.parametrize("neighbour", ["shared.py", "shared/parts.py"])
+def test_a_neighbour_that_our_own_package_would_hide_is_refused(tmp_path: Path, neighbour: str):
+    file, beside = tmp_path / "r.py", tmp_path / neighbour
+    file.write_text("def score(text):\n    return 1.0\n")
+    (tmp_path / "shared" / "of_data").mkdir(parents=True)  # hides nothing: no module
+    load(file, "score")
+    beside.touch()
+    with pytest.raises(Unusable, match=r"lies beside shared(\.py|/), which it could not import: .* Rename it"):
+        load(file, "score")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sleeps", "never_ends"])
 def test_one_that_hangs_is_killed_and_the_next_call_has_a_process(rewards: Callable[[str], str], name: str):
