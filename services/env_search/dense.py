@@ -31,7 +31,8 @@ class Encoder:
             from transformers.utils import logging as transformers_logging
         except ImportError as error:
             raise UserError(
-                f"The dense backend needs a package that is missing ({error.name}): pip install 'headrace[dense]'."
+                f"The dense backend needs a package that is missing ({error.name}): pip install -e '.[dense]' in "
+                "Headrace's folder."
             ) from None
         transformers_logging.disable_progress_bar()  # it would tear the build's own bar
         try:

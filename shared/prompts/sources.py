@@ -114,7 +114,7 @@ def _read_hub(source: str) -> Any:
     except ImportError:
         raise UserError(
             f"{source} is no file here, and reading it from the hub needs the package datasets: "
-            f"pip install 'headrace[hub]', or {instead}."
+            f"pip install -e '.[hub]' in Headrace's folder, or {instead}."
         ) from None
     named = HUB_NAME.fullmatch(source)
     assert named is not None

@@ -56,7 +56,9 @@ class Pool(workers.Pool[Worker]):
     def worker(self, patience_s: float | None) -> Iterator[Worker]:
         """As in any pool. UserError where math-verify is missing."""
         if find_spec("math_verify") is None:
-            raise UserError("reward.kind = math needs the package math-verify: pip install 'headrace[math]'.")
+            raise UserError(
+                "reward.kind = math needs the package math-verify: pip install -e '.[math]' in Headrace's folder."
+            )
         with super().worker(patience_s) as worker:
             yield worker
 

