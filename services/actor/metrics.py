@@ -20,7 +20,9 @@ SWAP = Histogram(
 REFUSED = Counter("headrace_actor_canary_refusals_total", "weights that were refused")
 MISSING = Counter("headrace_actor_weights_missing_total", "times that announced weights could not be had")
 VERSION = Gauge("headrace_actor_weights_version_number", "the weights in force, -1 before the first")
-RECEIVED = Counter("headrace_actor_weights_received_bytes_total", "weights that came through Redis")
+RECEIVED = Counter(
+    "headrace_actor_weights_received_bytes_total", "weights that came by Redis or by broadcast, in bytes"
+)
 ENV_FAILURES = Counter("headrace_actor_env_failures_total", "rollouts the environment did not answer")
 TIMEOUTS = Counter("headrace_actor_timed_out_rollouts_total", "rollouts cut by their group's deadline")
 REWARD_FAILURES = Counter("headrace_actor_reward_failures_total", "rollouts whose reward raised, hung or was no number")

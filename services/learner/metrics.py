@@ -30,14 +30,14 @@ _STEP_FIGURES = {
     "replay_kl": "mean k3 of the replayed groups to their l_ref, of the last step",
     "lr": "learning rate of the last step",
     "entropy": "mean -log p of the trained tokens, of the last step",
-    "entropy_fresh": "the same of the fresh groups' tokens, which are the policy's own",
+    "entropy_fresh": "mean -log p of the fresh groups' tokens, which are the policy's own, of the last step",
     "ratio_mean": "mean p / p_ref of the trained tokens, of the last step",
     "clip_share": "share of trained tokens whose gradient a clip makes zero, of the last step",
 }
 _figures = {key: Gauge(f"headrace_learner_{key}", text) for key, text in _STEP_FIGURES.items()}
 _tokens = Counter("headrace_learner_tokens_trained", "sampled tokens trained on")
 _phases = Counter("headrace_learner_phase_seconds", "time by phase", ["phase"])
-_idle = Counter("headrace_learner_idle_seconds", "waiting for work: the phase of that name, for who reads nothing else")
+_idle = Counter("headrace_learner_idle_seconds", "waiting for work: the phase `wait` by itself")
 _payload_bytes = Counter("headrace_learner_payload_bytes", "payloads read from Redis")
 _left_out = Counter("headrace_learner_updates_left_out", "updates whose gradient was not finite")
 _dead_letters = Counter("headrace_learner_dead_letters", "groups and messages refused")

@@ -86,14 +86,25 @@ class ReplayMetrics:
             "time to order and gate one step",
             buckets=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
         )
-        self.scan_exposed = counter(p + "scan_exposed_seconds", "time batches waited for a scan alone")
-        self.selection_wait = counter(p + "selection_wait_seconds", "the same, round trips and all")
+        self.scan_exposed = counter(
+            p + "scan_exposed_seconds", "time that the learner scanned and batches waited for it alone"
+        )
+        self.selection_wait = counter(
+            p + "selection_wait_seconds",
+            "time that batches waited for their selection alone: scans, and the ways there and back",
+        )
         self.reward = gauge(p + "reward_mean", "mean reward of the last batch's fresh groups")
-        self.reward_part = gauge(p + "reward_part_mean", "the same of each part of the reward", ["part"])
+        self.reward_part = gauge(
+            p + "reward_part_mean", "mean of each part of the reward of the last batch's fresh groups", ["part"]
+        )
         self.correct = gauge(p + "correct_ratio", "share of right answers in the last batch's fresh groups")
         self.response_mean = gauge(p + "response_mean_tokens", "mean sampled tokens of the last batch's fresh rollouts")
-        self.response_p90 = gauge(p + "response_p90_tokens", "the same, 90th percentile")
-        self.response_clipped = gauge(p + "response_clipped_ratio", "share of them that a limit cut off")
+        self.response_p90 = gauge(
+            p + "response_p90_tokens", "90th percentile of sampled tokens of the last batch's fresh rollouts"
+        )
+        self.response_clipped = gauge(
+            p + "response_clipped_ratio", "share of the last batch's fresh rollouts that a limit cut off"
+        )
         self.timed_out = gauge(p + "timed_out_ratio", "share of the last batch's fresh rollouts cut by the deadline")
         self.groups = counter(p + "groups_received", "groups received from actors", ["kind", "outcome"])
         self.window_reads = counter(p + "window_payload_reads", "payloads passed on to the replay window, unread here")

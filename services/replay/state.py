@@ -72,7 +72,7 @@ class Transaction:
         self._done: dict[str, list[bytes]] = {}  # stream -> entries to acknowledge
 
     def put(self, table: str, field: str, value: Any) -> None:
-        """Set one entry of a table, here and there. Rows go to the buffer by `store` and `restore`."""
+        """Set one entry of a table, here and there. Rows go to the buffer by `store` and `save_row`."""
         entries, key = getattr(self.state, table), int(field) if table == "batches" else field
         self.state.payload_bytes += _bytes(value) - _bytes(entries.get(key))
         entries[key] = value

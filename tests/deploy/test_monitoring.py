@@ -1,5 +1,6 @@
 """What Prometheus and Grafana are given: rules that promtool takes, dashboards as written, and data for all of it."""
 
+import ast
 import importlib.util
 import json
 import re
@@ -47,6 +48,16 @@ def test_the_dashboards_are_those_the_script_writes():
     assert {file.name: file.read_text() for file in folder.iterdir()} == made
     titles = [panel["title"] for panel in json.loads(made["overview.json"])["panels"][:4]]
     assert titles == ["Learner idle", "Acceptance", "Lag", "Drift"], "the four to read first"
+
+
+def test_the_help_of_a_metric_stands_by_itself():
+    """Prometheus and Grafana show it without the one before."""
+    sources = [*(REPOSITORY / "services").glob("*/metrics.py"), REPOSITORY / "shared" / "metrics.py"]
+    trees = [ast.walk(ast.parse(file.read_text())) for file in sources]
+    texts = [node.value for tree in trees for node in tree if isinstance(node, ast.Constant)]
+    helps = [text for text in texts if isinstance(text, str)]
+    assert len(helps) > 100
+    assert not [text for text in helps if re.search("^the same|^share of them|of that name", text)]
 
 
 @needs_prometheus
