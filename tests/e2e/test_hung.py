@@ -6,7 +6,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
+from cli.run.local_redis import stored_url
 from cli.run.recorder import read_records
 from tests.e2e.command import ATLAS, STOP_S, Command, overrides
 from tests.e2e.conftest import Start
@@ -17,6 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 START_S = 600
 NOTICED_S = 10 + 5 + 15  # a heartbeat's life, replay's look, and room
 REISSUED_S = 15 + 4 + 60  # without renewal, the next look, and the groups of two steps
+SMALL_BYTES = 2**15  # logs and a summary fit, weights do not
 
 
 def up(policy: Path) -> list[str]:
@@ -52,10 +55,15 @@ def test_a_hung_actor_is_named_and_ctrl_c_ends_a_run_whatever_hangs(start: Start
     time.sleep(2)
     interrupt(command)
 
-    for stopped in (lambda c: [redis_of(run_dir)], lambda c: [c.service("replay")], started_by):
+    for hurt in (
+        lambda c: suspend(redis_of(run_dir)),
+        lambda c: suspend(c.service("replay")),
+        lambda c: suspend(*started_by(c)),
+        lambda c: leave_no_room(c, run_dir),
+    ):
         command = start("up", "--resume", "hung")
         command.wait_until(trained(run_dir, steps(run_dir) + 1), "a step after resuming", START_S)
-        suspend(*stopped(command))
+        hurt(command)
         time.sleep(1)
         interrupt(command)
 
@@ -77,6 +85,16 @@ def suspend(*processes: psutil.Process | None) -> None:
     for process in processes:
         assert process is not None
         process.suspend()
+
+
+def leave_no_room(command: Command, run_dir: Path) -> None:
+    """Redis is full, no file may grow, and the retriever is stopped: whatever anybody does next, it waits."""
+    with redis.Redis.from_url(stored_url(run_dir) or "") as client:
+        client.config_set("maxmemory", 1)
+    for process in set(command.processes()) - {redis_of(run_dir)}:
+        _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+        process.rlimit(psutil.RLIMIT_FSIZE, (SMALL_BYTES, hard))
+    suspend(command.service("env_search"))
 
 
 def interrupt(command: Command) -> None:
