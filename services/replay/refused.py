@@ -20,7 +20,7 @@ def count(state: State, header: GroupHeader) -> None:
         state.refused = 0
 
 
-def starved(config: Config, state: State) -> str:
+def none_usable(config: Config, state: State) -> str:
     """A sentence when there were too many in a row, else nothing."""
     if state.refused < max(AT_LEAST, ROUNDS * (config.replay.max_lag + 1) * config.learner.batch):
         return ""

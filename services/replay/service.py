@@ -146,7 +146,7 @@ class Replay:
                     self._advance(state, tx)
                 for tell in self._then:
                     tell()
-                if sentence := refills.starved(self.config, state) or refused.starved(self.config, state):
+                if sentence := refills.starved(self.config, state) or refused.none_usable(self.config, state):
                     raise UserError(sentence)
                 self._outage.over()
                 here = self._step is not None and self._step.fresh_here
