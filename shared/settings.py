@@ -141,7 +141,7 @@ class Replay(Section):
     max_refill_rounds: int = Field(default=10, ge=1)  # policy dapo: most batches' worth of groups dropped in a step
     ask_again_every: int = Field(default=5, ge=1)  # steps; policy bapo: between rounds of prompts asked again
     free_refresh: bool = False  # a trained replay group takes its scores from the training forward, not from its scan
-    max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of groups in Redis, with l_ref; admission stops above it
+    max_bytes: int = Field(default=4 * 2**30, ge=2**20)  # of groups in Redis; above it only the next step's tasks
     host: str = "127.0.0.1"  # where the page and /metrics are served; 0.0.0.0 in containers
     public_name: str = ""  # a name with a dot under which a browser may ask, besides addresses and names without one
     port: int = Field(default=8001, ge=0, le=65535)  # of the page and /metrics; 0: any free port
@@ -166,7 +166,7 @@ PUBLISHED_WITH: dict[str, dict[str, float]] = {
 class Learner(Section):
     """The optimiser and its loop."""
 
-    batch: int = Field(default=64, ge=1)  # b: fresh groups of a step
+    batch: int = Field(default=128, ge=1)  # b: fresh groups of a step
     mini_batch: int = Field(default=0, ge=0)  # groups per optimiser step; 0: the whole batch in one
     micro_tokens: int = Field(default=16384, ge=64)  # tokens per forward
     packed: bool = True  # rollouts one after another; false, or where a model cannot: padded to the longest
@@ -224,7 +224,7 @@ class Weights(Section):
     dtype: Literal["model", "float32", "bfloat16"] = "model"  # of the files; model: as the learner computes
     canary_sequences: int = Field(default=2, ge=0)  # whose log-probabilities prove each swap; 0: none
     canary_tokens: int = Field(default=64, ge=1)  # of each canary sequence, at most
-    swap_timeout_s: float = Field(default=60.0, gt=0)  # before an actor gives a swap up and says so
+    swap_timeout_s: float = Field(default=60.0, gt=0)  # before an actor whose swap hangs ends itself
 
 
 class Redis(Section):
