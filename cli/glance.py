@@ -64,9 +64,15 @@ class FromReplay:
         self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=not is_this_machine(url))
 
     async def look(self) -> Glance:
-        """Raises Unanswered."""
+        """Raises Unanswered, and UserError where something else answers."""
         now = await self._get("/window/now")
         steps, groups = await self._get("/window/steps"), await self._get("/window/groups")
+        try:
+            return self._glance(now, steps, groups)
+        except (KeyError, TypeError):
+            raise UserError(f"{self.shown} does not answer as a replay service does.") from None
+
+    def _glance(self, now: dict[str, Any], steps: dict[str, Any], groups: dict[str, Any]) -> Glance:
         return Glance(
             name=now["run"],
             step=now["step"],

@@ -248,7 +248,9 @@ def _waiting_for(target: Target) -> str | None:
         health = httpx.get(f"{url}/health", timeout=HEALTH_S, trust_env=False).json()
     except (httpx.HTTPError, ValueError):
         return None
-    return health.get("waiting_for") if health.get("run") == target.name else None
+    if not isinstance(health, dict) or health.get("run") != target.name:  # another's: the port may be taken by now
+        return None
+    return health.get("waiting_for")
 
 
 def _has_finished(recent: list[dict[str, Any]]) -> bool:

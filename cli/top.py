@@ -44,9 +44,14 @@ def run(args: argparse.Namespace) -> int:
 async def _source(args: argparse.Namespace) -> Any:
     """Replay's address where one is given or the run's own answers with its name; its Redis otherwise."""
     from cli.glance import FromRedis, FromReplay
+    from shared.addresses import host_and_port
     from shared.errors import UserError
 
     if args.run_dir and args.run_dir.startswith(("http://", "https://")):
+        try:
+            host_and_port(args.run_dir)
+        except ValueError:
+            raise UserError(f"{args.run_dir} is no address: write it like http://127.0.0.1:8001.") from None
         return FromReplay(args.run_dir.rstrip("/"))
     target = find_target(args)
     if url := replay_url(target.shown):

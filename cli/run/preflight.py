@@ -210,16 +210,24 @@ class Preflight:
     def _disk(self, model_dir: Path | None) -> None:
         version, checkpoint = self._sizes(model_dir)
         kept = self.config.learner.keep_last + 1
-        needed = VERSIONS_KEPT * version + kept * checkpoint + RUN_FOLDER_BYTES
+        needed = self._more(self.config.weights_dir, VERSIONS_KEPT * version) + RUN_FOLDER_BYTES
+        needed += self._more(self.config.checkpoints_dir, kept * checkpoint)
         what = f"{VERSIONS_KEPT} published versions of {_gib(version)} and {kept} checkpoints of {_gib(checkpoint)}"
         folder, received_in = _existing(self.config.run_dir), _existing(self.config.received_dir)
         if version and self.config.actor.count and self.config.weights.transport != "folder":
             received = f"{VERSIONS_RECEIVED} versions of {_gib(version)} that actors receive"
+            more = self._more(self.config.received_dir, VERSIONS_RECEIVED * version)
             if folder.stat().st_dev == received_in.stat().st_dev:
-                needed, what = needed + VERSIONS_RECEIVED * version, f"{what}, and {received}"
+                needed, what = needed + more, f"{what}, and {received}"
             else:
-                _refuse_no_room(received_in, VERSIONS_RECEIVED * version, received, "weights.received")
+                _refuse_no_room(received_in, more, received, "weights.received")
         _refuse_no_room(folder, needed, what, "run.root")
+
+    def _more(self, folder: Path, needed: int) -> int:
+        """Of the bytes that come to lie in a folder, those that a run which goes on has not written there yet."""
+        if not self.resuming:
+            return needed
+        return max(0, needed - sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()))
 
     def _sizes(self, model_dir: Path | None) -> tuple[int, int]:
         """Bytes of a published version and of a checkpoint; adapters are small enough to be taken for nothing."""

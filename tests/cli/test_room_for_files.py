@@ -78,6 +78,26 @@ def test_what_actors_receive_needs_room_where_they_put_it(
     preflight(model, **travels)._disk(model)
 
 
+def test_a_run_that_goes_on_needs_room_for_what_it_has_not_written(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, checkpoint = 4 * PARAMETERS, 12 * PARAMETERS
+    it = preflight(model, model={"dtype": "float32"})
+    for path, size in (("weights/v0-1", version), ("checkpoints/step_1", 5 * checkpoint)):
+        (it.config.run_dir / path).mkdir(parents=True)
+        with (it.config.run_dir / path / "model.safetensors").open("wb") as file:
+            file.truncate(size)  # a hole: it takes no disk
+    needed = 3 * version + RUN_FOLDER_BYTES
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, needed))
+    with pytest.raises(UserError, match="the run needs about"):
+        it._disk(model)
+    it.resuming = True
+    it._disk(model)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, needed - 1))
+    with pytest.raises(UserError, match="the run needs about"):
+        it._disk(model)
+
+
 def test_weights_through_redis_are_as_large_as_they_are_published(model: Path) -> None:
     redis = {"url": "redis://h", "max_memory_bytes": 3 * 4 * PARAMETERS}
     through = {"transport": "redis"}

@@ -7,6 +7,7 @@ import select
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 
 from cli.glance import FromRedis, FromReplay, Glance, Unanswered, left
 from cli.main import main
+from cli.status import Target, _waiting_for
 from cli.top_screen import _gap, frame, scatter, sparkline
 from services.replay.http import make_app
 from services.replay.service import Replay
@@ -116,8 +118,9 @@ async def test_where_nothing_runs_it_says_so(
     assert "there is no run under" in capsys.readouterr().err
 
 
-async def test_an_address_of_something_else_is_not_taken_for_replay(redis_url: str) -> None:
-    server = await asyncio.start_server(_speak_nonsense, "127.0.0.1", 0)
+@pytest.mark.parametrize("body", ["hello", '"ok"', "{}", "[1]", "null"])
+async def test_an_address_of_something_else_is_not_taken_for_replay(redis_url: str, body: str) -> None:
+    server = await asyncio.start_server(partial(_speak_nonsense, body=body), "127.0.0.1", 0)
     source = FromReplay(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     with pytest.raises(UserError) as refused:
         await source.look()
@@ -145,9 +148,24 @@ async def test_only_another_machine_is_asked_through_the_proxy_of_the_environmen
     assert "no replay service answers" in said[1]
 
 
-async def _speak_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+@pytest.mark.parametrize("address", ["http://[bad", "http://127.0.0.1:99999", "http://"])
+def test_what_is_no_address_is_told_in_a_sentence(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", address, "--once"]) == 2
+    assert f"{address} is no address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", ['"ok"', "[1]", "{}"])
+async def test_another_server_on_the_port_of_replay_says_nothing_of_the_run(tmp_path: Path, body: str) -> None:
+    server = await asyncio.start_server(partial(_speak_nonsense, body=body), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    (tmp_path / "config.toml").write_text(build({"replay": {"port": port}}).to_toml())
+    assert await asyncio.to_thread(_waiting_for, Target("x", "redis://h", str(tmp_path))) is None
+    server.close()
+
+
+async def _speak_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: str = "hello") -> None:
     await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+    writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
     await writer.drain()
     writer.close()
 
