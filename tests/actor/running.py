@@ -17,6 +17,7 @@ import redis
 
 from services.actor.engines.engine import Engine, Generation, Sampling
 from services.actor.service import serve
+from services.actor.troubles import SENTENCES, TROUBLES
 from shared.config import Config
 from shared.messages import TRAIN, GroupHeader, Task, WeightsNotice, decode, encode
 from shared.seeds import derive
@@ -84,6 +85,7 @@ class ActorThread:
     """An actor in a thread of this process, which has torch imported already."""
 
     def __init__(self, config: Config, engine: Engine | None = None) -> None:
+        TROUBLES._next = dict.fromkeys(SENTENCES, 0.0)  # as in a process of its own
         self.error: BaseException | None = None
         self.started = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve(config, engine)))

@@ -96,4 +96,5 @@ def test_rollouts_that_a_dying_retriever_cuts_off_are_masked_and_tried_again_whe
 
 def handed_back(client) -> bool:
     """Whether an actor has said so."""
-    return any("tasks were handed back, since the retriever did not say what it serves" in event.get("text", "") for _, event in parse(client.xrange(KEYS.events)))
+    said = "tasks were handed back, since the retriever did not say what it serves"
+    return any(said in event.get("text", "") for _, event in parse(client.xrange(KEYS.events)))

@@ -36,6 +36,7 @@ NAME = "faults"
 SERVICES = ("replay", "env_search", "learner", "actor")
 TO_REDIS = ("replay", "learner", "actor")
 NOTICED_S = 180.0  # 10 to 20 s on an idle machine
+START_S = 600.0
 STOPPED = "has stopped reporting (hung, stopped, cut off or ended)"
 
 
@@ -134,9 +135,9 @@ class Services:
             main(["status", str(self.folder)])
         return "".join(said.getvalue().split())
 
-    def until(self, *conditions: Callable[[], bool]) -> None:
+    def until(self, *conditions: Callable[[], bool], within_s: float = NOTICED_S) -> None:
         """All of them have been true, each at some moment."""
-        deadline, left = time.monotonic() + NOTICED_S, list(conditions)
+        deadline, left = time.monotonic() + within_s, list(conditions)
         while left := [condition for condition in left if not condition()]:
             if time.monotonic() > deadline:
                 raise AssertionError(
@@ -178,16 +179,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     services = Services(tmp_path_factory.mktemp("faults"))
     try:
         services.begin()
-        trains(services)
+        trains(services, START_S)
         yield services
     finally:
         services.end()
 
 
-def trains(s: Services) -> None:
+def trains(s: Services, within_s: float = NOTICED_S) -> None:
     """Wait for a step."""
     step = s.value("replay", "step")
-    s.until(s.shows("replay", "step", 0.0 if step != step else step))
+    s.until(s.shows("replay", "step", 0.0 if step != step else step), within_s=within_s)
 
 
 def test_slow_links(run: Services) -> None:
