@@ -15,10 +15,12 @@ from services.learner.stop import Stop
 from services.learner.weights import checkpoint
 from services.learner.weights.model_files import read_companions
 from services.learner.weights.version_files import write_model
+from shared.checkpoints import STATE
 from shared.config import Config, build
 from shared.errors import UserError
 from shared.messages import Cursor
 from shared.versions import Version
+from tests.fuzz.harness import claiming_at_most
 
 CURSOR = Cursor(issued=9, lost=1, refilled=0, untrained=[6, 7])
 
@@ -224,3 +226,9 @@ def test_an_old_checkpoint_that_cannot_be_deleted_stays_and_ends_nothing(
     checkpoint.prune(tmp_path, keep_last=1, keep_every=0, saved=6)
     assert checkpoint.steps(tmp_path) == [2, 6]
     assert "an old checkpoint is not deleted" in caplog.text
+
+
+def test_a_state_that_claims_gigabytes_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / STATE).write_bytes(b"X\x00\x00PK" + bytes(1000))  # a string of 1.3 GB begins, in torch's older form
+    with claiming_at_most(256), pytest.raises(UserError, match="no archive of"):
+        checkpoint.read(tmp_path)

@@ -113,7 +113,7 @@ def _tried(what: Path, call: Callable[[], T], wait: Callable[[float], None]) -> 
 def _load_state(file: Path, wait: Callable[[float], None]) -> dict[str, Any]:
     """Tensors and plain values. UserError for anything else: its digest is right, so somebody wrote it like that."""
     try:
-        return _tried(file, lambda: torch.load(file, map_location="cpu", weights_only=True), wait)
+        return _tried(file, lambda: _load(file), wait)
     except UnpicklingError:
         raise UserError(
             f"{file} holds more than tensors and plain values and is not loaded, since that could run its code: "
@@ -124,6 +124,14 @@ def _load_state(file: Path, wait: Callable[[float], None]) -> dict[str, Any]:
             f"{file} cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0]}): "
             "put a checkpoint of this run in its place, or delete the folder."
         ) from None
+
+
+def _load(file: Path) -> dict[str, Any]:
+    """What torch.save wrote. Not in its older form: a length in that is believed, and memory asked for, up to 4 GB."""
+    with file.open("rb") as start:
+        if start.read(4) != b"PK\x03\x04":
+            raise ValueError("it is no archive of torch.save")
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _fault(folder: Path, wait: Callable[[float], None]) -> str:
