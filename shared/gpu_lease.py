@@ -111,7 +111,8 @@ class GpuLease:
         self._lease_s, self._on_lost = lease_s, on_lost
         self._keys: list[str] = []
         self._mark = mark_of(config.run.name)
-        self._said, self._next_say = "", 0.0
+        self._said, self._next_say, self._since = "", 0.0, 0.0
+        self.waiting_for = ""  # what a person should know of a claim that is not granted yet
         self._over = threading.Event()
         self._leaving = threading.Lock()
         self._sure_until = 0.0  # on the monotonic clock: until then nobody else can have claimed
@@ -121,6 +122,17 @@ class GpuLease:
 
     def try_claim(self) -> bool:
         """Claim, set CUDA_VISIBLE_DEVICES and begin to renew; False when not enough are free, which is logged."""
+        claimed = self._claim()
+        if claimed:
+            self.waiting_for = ""
+        return claimed
+
+    @property
+    def waiting_s(self) -> float:
+        """How long it has been waiting by now; 0: it does not."""
+        return time.monotonic() - self._since if self.waiting_for else 0.0
+
+    def _claim(self) -> bool:
         if self.needed is None:
             self.needed = self._is_needed()
         if self.needed is False:
@@ -196,6 +208,8 @@ class GpuLease:
 
     def _say(self, why: str) -> None:
         """At once when the reason is new, then once a minute; in the run's events the first time."""
+        self._since = self._since or time.monotonic()
+        self.waiting_for = f"a GPU: {why}"
         if why == self._said and time.monotonic() < self._next_say:
             return
         text = f"waiting for a GPU: {why}; asking again every {RETRY_S:g} s."

@@ -6,6 +6,7 @@ Names are `headrace_<service>_<what>_<unit>`; labels never hold prompt text or i
 import asyncio
 import functools
 import time
+from collections.abc import Callable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
@@ -16,12 +17,24 @@ from shared.redis_client import SPOKEN, why_waited_for
 
 def serve_metrics(port: int, host: str) -> int:
     """Serve /metrics from a daemon thread; 0 takes any free port. Returns the port."""
+    return open_metrics(port, host).server_port
+
+
+def open_metrics(port: int, host: str, waiting_for: Callable[[], str] = lambda: "") -> MetricsServer:
+    """The same, for who may give the port up, or waits for something before it works and says so at /health."""
     try:
-        return MetricsServer(host, port).start()
+        server = MetricsServer(host, port, waiting_for=waiting_for)
+        server.start()
+        return server
     except OSError as error:
         raise UserError(
             f"port {port} for metrics cannot be opened ({error.strerror}): choose another, or 0 for any."
         ) from None
+
+
+def export_gpu_wait(service: str, seconds: Callable[[], float]) -> None:
+    """`headrace_<service>_gpu_wait_seconds`: how long this process has waited for a GPU by now; 0: it does not."""
+    _gpu_gauge(service).set_function(seconds)
 
 
 class RedisWait:
@@ -53,6 +66,11 @@ async def watch_loop_lag(service: str, registry: CollectorRegistry = REGISTRY, e
 
 
 @functools.cache  # a process may serve more than once, as tests do
+def _gpu_gauge(service: str) -> Gauge:
+    return Gauge(f"headrace_{service}_gpu_wait_seconds", "how long this process has been waiting for a GPU")
+
+
+@functools.cache
 def _lag_gauge(service: str, registry: CollectorRegistry) -> Gauge:
     name = f"headrace_{service}_event_loop_lag_seconds"
     return Gauge(name, "how late the event loop runs a timer", registry=registry)

@@ -32,7 +32,7 @@ from shared.config import Config
 from shared.fingerprints import fingerprints
 from shared.gpu_lease import GpuLease, until_claimed
 from shared.latency import parse_latency
-from shared.metrics import serve_metrics, watch_loop_lag
+from shared.metrics import export_gpu_wait, open_metrics, watch_loop_lag
 from shared.model_files import find_model
 from shared.redis_client import connect_async, until_up
 from shared.service import first_error
@@ -48,10 +48,14 @@ async def serve(config: Config, engine: Engine | None = None) -> None:
     """
     await until_up(config.redis.url, config.redis.wait_s)
     lease = GpuLease(config, "actor", config.actor.tensor_parallel)
+    # before the wait: who waits for a GPU is well, and says so
+    server = open_metrics(config.actor.port, config.run.metrics_host, lambda: lease.waiting_for)
+    export_gpu_wait("actor", lambda: lease.waiting_s)
     try:
         async with connect_async(config.redis.url) as client:
             await until_claimed(lease, lambda: raise_if_over(config, client))
-        actor = Actor(config, engine or make_engine(config))  # imports torch, which sees the claimed GPUs alone
+        made = engine or make_engine(config)  # imports torch, which sees the claimed GPUs alone
+        actor = Actor(config, made, server.server_port)
         try:
             await actor.run()
         finally:
@@ -65,18 +69,18 @@ async def serve(config: Config, engine: Engine | None = None) -> None:
 class Actor:
     """One actor and its loops."""
 
-    def __init__(self, config: Config, engine: Engine) -> None:
+    def __init__(self, config: Config, engine: Engine, port: int = 0) -> None:
+        """`port`: of its metrics."""
         self.config, self.engine = config, MeteredEngine(engine)
         self.wire = Wire(config)
         self.follower = Follower(config, self.engine, self.wire, self._swapped, self._beat)
         self.tasks = Tasks(config, self.wire, self.follower)
-        self.port = 0
+        self.port = port
         self.ready = False
         self._retriever: RetrievalClient | None = None
 
     async def run(self) -> None:
         """All loops; the first that fails ends the actor."""
-        self.port = serve_metrics(self.config.actor.port, self.config.run.metrics_host)
         log.info("actor %s: metrics on port %d", self.wire.name, self.port)
         # half a group's deadline: after a whole one its requests are given up, and nothing would seem to wait any more
         stuck_s = self.config.rollout.deadline_s / 2

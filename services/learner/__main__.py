@@ -12,7 +12,8 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.gpu_lease import GpuLease, wait_until_claimed
 from shared.learner_mark import LearnerMark
-from shared.metrics import serve_metrics
+from shared.metrics import export_gpu_wait, open_metrics, serve_metrics
+from shared.metrics_server import MetricsServer
 from shared.model_files import find_model
 from shared.only_one import OnlyOne, wait_until_begun
 from shared.redis_client import wait_until_up
@@ -44,9 +45,13 @@ def serve(config: Config) -> None:
     lease, only = GpuLease(config, "learner", config.learner.ranks), OnlyOne(config, "learner")
     try:
         wait_until_begun(only, stop.wait)
+        # before the wait: who waits for a GPU is well, and says so
+        server = open_metrics(config.learner.port, config.run.metrics_host, lambda: lease.waiting_for)
+        export_gpu_wait("learner", lambda: lease.waiting_s)
+        log.info("metrics on port %d", server.server_port)
         wait_until_claimed(lease, stop.wait)
         with nullcontext() if lease.devices else LearnerMark(config):
-            _work(config, stop)
+            _work(config, stop, server)
     except Stopped:
         log.info("stopped")
     finally:
@@ -54,12 +59,12 @@ def serve(config: Config) -> None:
         only.leave()
 
 
-def _work(config: Config, stop: Stop) -> None:
+def _work(config: Config, stop: Stop, server: MetricsServer) -> None:
     if config.learner.ranks > 1:
+        server.stop()  # the port is the leading rank's
         if status := launch.run_ranks(config.learner.ranks, config.run.stop_s):
             raise SystemExit(status)  # what is held is given back on the way
         return
-    log.info("metrics on port %d", serve_metrics(config.learner.port, config.run.metrics_host))
     from services.learner.loop import Loop  # torch, only once all that needs none is right and the GPU is ours
 
     Loop(config, stop).run()

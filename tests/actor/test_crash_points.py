@@ -127,7 +127,6 @@ def each_write(*, lost: bool) -> Iterator[Death]:
 async def test_at_every_write_each_task_is_answered_by_the_group_it_would_be(
     make_config: Any, client: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch, lost: bool, lag: int
 ) -> None:
-    monkeypatch.setattr("services.actor.service.serve_metrics", lambda port, host: 0)
     monkeypatch.setattr("services.actor.tasks.RECLAIM_MS", 100)
     monkeypatch.setattr("services.actor.outage._PAUSE_S", 0.01)
     sections = {"redis": {"url": redis_url}, "env": {"kind": "single"}, "replay": {"max_lag": lag}}

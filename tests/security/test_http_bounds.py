@@ -62,6 +62,6 @@ def test_a_service_serves_its_metrics_where_the_setting_says(service: str):
     calls = [
         call
         for file in (Path(REPOSITORY) / "services" / service).rglob("*.py")
-        for call in re.findall(r"serve_metrics\(.*\)", file.read_text())
+        for call in re.findall(r"(?:serve|open)_metrics\(.*\)", file.read_text())
     ]
-    assert calls and all(".run.metrics_host)" in call for call in calls), calls
+    assert calls and all(".run.metrics_host" in call for call in calls), calls

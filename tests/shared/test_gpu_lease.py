@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 import redis
 
 from cli.chaos.proxy import Link
+from cli.run.ports import free_port
 from shared import events, gpu_lease
 from shared.config import load
 from shared.errors import UserError
@@ -285,7 +288,9 @@ def test_a_lease_without_any_gpu_is_refused(gpus, lease, monkeypatch):
 @pytest.mark.timeout(300)
 def test_an_actor_that_waits_for_a_gpu_has_not_loaded_torch_and_has_once_it_holds_one(gpus, lease, redis_url, tmp_path):
     learner, taken = lease.claim("learner"), [lease.claim("actor") for _ in range(3)]
+    port = free_port()
     words = {
+        "actor.port": port,
         "redis.url": redis_url,
         "run.gpus": "lease",
         "model.path": write_model(tmp_path, 0),
@@ -300,12 +305,14 @@ def test_an_actor_that_waits_for_a_gpu_has_not_loaded_torch_and_has_once_it_hold
             said = iter(actor.stderr.readline, "")
             assert any("waiting for a GPU: 0 of 4 GPUs are free" in line for line in said)
             assert "libtorch" not in mapped(actor.pid)
+            assert waited(port, "actor") > 0 and health(port)["waiting_for"].startswith("a GPU: 0 of 4 GPUs are free")
             taken[0].release()
             assert any(f"claimed {GPUS.split(',')[1]}" in line for line in said)
             deadline = time.monotonic() + 120
             while "libtorch" not in mapped(actor.pid):
                 assert actor.poll() is None and time.monotonic() < deadline, actor.poll()
                 time.sleep(0.1)
+            assert waited(port, "actor") == 0 and health(port) == {"waiting_for": None}
         finally:
             actor.kill()
     assert learner.devices == ["GPU-a"]
@@ -314,7 +321,9 @@ def test_an_actor_that_waits_for_a_gpu_has_not_loaded_torch_and_has_once_it_hold
 @pytest.mark.slow
 def test_a_learner_that_waits_for_a_gpu_has_not_loaded_torch_and_leaves_when_it_is_told(gpus, lease, redis_url):
     assert lease.claim("learner", "--run.name", "another", count=4)
+    port = free_port()
     words = {
+        "HEADRACE_LEARNER__PORT": str(port),
         "HEADRACE_REDIS__URL": redis_url,
         "HEADRACE_RUN__GPUS": "lease",
         "HEADRACE_MODEL__PATH": str(REPOSITORY / "examples" / "atlas" / "policy"),
@@ -326,10 +335,20 @@ def test_a_learner_that_waits_for_a_gpu_has_not_loaded_torch_and_leaves_when_it_
             said = iter(learner.stderr.readline, "")
             assert any("waiting for a GPU: 0 of 4 GPUs are free" in line for line in said)
             assert "python" in mapped(learner.pid) and "libtorch" not in mapped(learner.pid)
+            assert waited(port, "learner") > 0 and health(port)["waiting_for"].startswith("a GPU: 0 of 4 GPUs are")
             learner.terminate()
             assert learner.wait(30) == 0
         finally:
             learner.kill()
+
+
+def health(port: int) -> dict[str, str | None]:
+    return httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()
+
+
+def waited(port: int, service: str) -> float:
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    return float(re.findall(rf"^headrace_{service}_gpu_wait_seconds (\S+)$", text, re.MULTILINE)[0])
 
 
 def mapped(pid: int) -> str:

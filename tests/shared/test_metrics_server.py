@@ -22,8 +22,7 @@ def port() -> Iterator[int]:
     Gauge("headrace_test_answer_ratio", "a series", registry=registry).set(0.5)
     server = MetricsServer("127.0.0.1", 0, registry)
     yield server.start()
-    server.shutdown()
-    server.server_close()
+    server.stop()
 
 
 def scrape(port: int) -> None:
@@ -60,6 +59,19 @@ def test_many_idle_connections_keep_nobody_out(port: int, said: bytes):
             one.close()
     until(0)
     scrape(port)
+
+
+def test_health_says_what_it_waits_for_and_a_port_that_is_given_up_is_free():
+    waits = [""]
+    server = MetricsServer("127.0.0.1", 0, CollectorRegistry(), lambda: waits[0])
+    url = f"http://127.0.0.1:{server.start()}/health"
+    assert httpx.get(url, trust_env=False).json() == {"waiting_for": None}
+    waits[0] = "a GPU: none is free"
+    assert httpx.get(url, trust_env=False).json() == {"waiting_for": "a GPU: none is free"}
+    server.stop()
+    again = MetricsServer("127.0.0.1", server.server_port)
+    again.start()
+    again.stop()
 
 
 def test_a_silent_connection_is_closed_after_a_while(port: int, monkeypatch: pytest.MonkeyPatch):
