@@ -62,7 +62,7 @@ def build_index(corpus_path: Path, out: Path, spec: IndexSpec, progress: Progres
     else, or another build runs.
     """
     started = time.monotonic()
-    out = Path(os.path.abspath(out))  # "." has no name to put another folder beside
+    out = out.absolute()  # "." has no name to put another folder beside
     digest = corpus_digest(corpus_path)
     wanted = fingerprint(spec, digest)
     _refuse_other_content(out)

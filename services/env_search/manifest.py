@@ -68,7 +68,6 @@ def read_manifest(directory: Path) -> Manifest | None:
             f"{path} cannot be read as the manifest of an index: remove {directory} and build the index again."
         ) from None
     if manifest.schema != SCHEMA:
-        raise UserError(
-            f"{path} has schema {manifest.schema}, this version reads {SCHEMA}: remove {directory} and build the index again."
-        )
+        other = f"{path} has schema {manifest.schema}, this version reads {SCHEMA}"
+        raise UserError(f"{other}: remove {directory} and build the index again.")
     return manifest

@@ -81,13 +81,12 @@ def test_a_study_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path, wr
     study = _study(tmp_path, 0)
     read, write = os.pipe()
     os.close(read)
-    stream = open(write, "w")
-    screen = StudyScreen(study, stream, {})
-    screen.begin(study.runs[0])
-    screen.end(study.runs[0])
-    screen.close()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), write)
-    stream.close()
+    with os.fdopen(write, "w") as stream:
+        screen = StudyScreen(study, stream, {})
+        screen.begin(study.runs[0])
+        screen.end(study.runs[0])
+        screen.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # what it still holds goes nowhere when it is closed
 
 
 def test_nothing_is_trained_for_held_out_questions_that_are_not_there(tmp_path: Path, write_config):

@@ -297,7 +297,7 @@ def _commands(client: redis.Redis) -> list[str]:
 
 def _learner(client: redis.Redis) -> list[str]:
     versions_in_use(client, KEYS)
-    waiting_text(client, KEYS, STEP, 9.0)
+    waiting_text(client, KEYS, STEP, 9.0, 9.0)
     try:
         assert lineage.saved_step(client, KEYS) >= 0
         life = lineage.open_lineage(client, KEYS, -1)
