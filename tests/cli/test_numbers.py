@@ -64,7 +64,7 @@ def test_the_lowest_and_the_highest_are_taken(
         assert f"{option(name)} must be" not in said(capsys, [*words, option(name), value])
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", sorted(WHOLE))
 def test_a_part_of_what_is_counted(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "must be a whole number (given: 1.5)" in said(capsys, [*NUMBERS[name][0], option(name), "1.5"])
 
