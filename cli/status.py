@@ -14,8 +14,8 @@ from cli.called import as_called
 EPILOG = """examples:
   headrace status                                         the newest run under ./runs
   headrace status runs/atlas-001 --json                   that run, for a program
-  headrace status --redis redis://host:6379/0 --run exp7  a run of another machine; the password of the
-                                                          address may also come in HEADRACE_REDIS__URL
+  headrace status --redis redis://host:6379/0 --run exp7  a run of another machine
+  HEADRACE_REDIS__URL=... headrace status --run exp7      the same, with a password that no list of processes shows
 """
 EVENTS_SHOWN = 6
 EVENTS_READ = 200
@@ -45,7 +45,9 @@ def add_target_arguments(parser: argparse.ArgumentParser, metavar: str, run_help
     """The words by which a run is meant, as `find_target` reads them."""
     parser.add_argument("run_dir", nargs="?", metavar=metavar, help=run_help)
     parser.add_argument("--redis", metavar="URL", help="the address of Redis, where the run is on another machine")
-    parser.add_argument("--run", metavar="NAME", dest="run_name", help="the run's name, with --redis")
+    parser.add_argument(
+        "--run", metavar="NAME", dest="run_name", help="the run's name, with --redis or HEADRACE_REDIS__URL"
+    )
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,12 @@ def find_target(args: argparse.Namespace) -> Target:
     from shared.errors import UserError
 
     given = args.redis or os.environ.get("HEADRACE_REDIS__URL")
-    if args.redis and not args.run_dir:
+    if not args.run_dir and (args.redis or args.run_name):
         if not args.run_name:
             raise UserError("--redis needs --run NAME, the run whose keys are meant.")
-        return Target(args.run_name, args.redis, args.run_name)
+        if not given:
+            raise UserError("--run needs the address of its Redis: add --redis URL, or set HEADRACE_REDIS__URL.")
+        return Target(args.run_name, given, args.run_name)
     folder = Path(args.run_dir) if args.run_dir else newest_run(Path("runs"))
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not the folder of a run: it holds no config.toml.")

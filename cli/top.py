@@ -16,8 +16,8 @@ EPILOG = """examples:
   headrace top                                          the newest run under ./runs
   headrace top runs/atlas-001                           that run
   headrace top http://127.0.0.1:8001                    whatever the replay service at this address does
-  headrace top --redis redis://host:6379/0 --run exp7   a run of another machine, from its Redis; the password of the
-                                                        address may also come in HEADRACE_REDIS__URL
+  headrace top --redis redis://host:6379/0 --run exp7   a run of another machine, from its Redis
+  HEADRACE_REDIS__URL=... headrace top --run exp7       the same, with a password that no list of processes shows
 """
 EVERY_S = 1.0
 

@@ -272,3 +272,14 @@ def test_the_newest_run_is_found_where_a_link_points_to_a_checkpoint_that_was_pr
         (file.parent / "final").symlink_to("checkpoints/step_8")
         os.utime(file.parent / "final", (number, number), follow_symlinks=False)
     assert newest_run(tmp_path) == tmp_path / "newer"
+
+
+def test_a_run_that_is_named_is_not_taken_for_the_newest_here(
+    run_in_redis: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("HEADRACE_REDIS__URL", raising=False)
+    assert main(["status", "--run", "exp7"]) == 2
+    assert "--run needs the address of its Redis" in capsys.readouterr().err
+    monkeypatch.setenv("HEADRACE_REDIS__URL", run_in_redis)
+    assert main(["status", "--run", "exp7"]) == 0
+    assert "exp7" in capsys.readouterr().out
