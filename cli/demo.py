@@ -37,9 +37,11 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the example, then show one question before and after."""
     from cli import up
+    from cli.overrides import is_set
     from cli.run import ending, ports
     from cli.run.plan import PACKAGE_ROOT
     from cli.run.preflight import Preflight
+    from shared.config import load
     from shared.errors import UserError
 
     example = PACKAGE_ROOT / "examples" / f"{EXAMPLE}.toml"
@@ -49,8 +51,11 @@ def run(args: argparse.Namespace) -> int:
         )
     page = WINDOW_PORT if ports.can_listen("127.0.0.1", WINDOW_PORT) else 0
     defaults = ["--search.port", "0", "--replay.port", str(page)]
-    if not any(word.startswith("--run.name") for word in args.overrides):
-        defaults += ["--run.name", args.name or free_name(Path("runs"))]
+    if args.name and is_set(args.overrides, "run.name"):
+        raise UserError("--name and --run.name say the same: give one of them.")
+    if not is_set(args.overrides, "run.name"):
+        asked = load(example, args.overrides)
+        defaults += ["--run.name", args.name or free_name(Path(asked.run.root))]
     if args.steps:
         defaults += ["--run.steps", str(args.steps)]
     config = up.resolve(str(example), None, defaults + args.overrides)

@@ -179,6 +179,17 @@ def test_the_demo_takes_the_next_free_name(tmp_path: Path) -> None:
     assert demo.free_name(tmp_path) == "atlas-003"
 
 
+def test_the_demo_looks_for_a_free_name_where_it_will_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there" / "atlas-001").mkdir(parents=True)
+    started = []
+    monkeypatch.setattr(up, "launch", lambda config: started.append(config.run.name) or 1)
+    assert main(["demo", "--run.root", str(tmp_path / "there")]) == 1 and started == ["atlas-002"]
+    assert main(["demo", "--name", "a", "--run.name", "b"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
 def test_overrides_are_told_apart_from_options() -> None:
     words = ["up", "--learner.lr", "2e-6", "run.toml", "--dry-run", "--replay.tau=.02", "--rollout.top_k", "-1"]
     own, overrides = split_overrides(words)
