@@ -28,9 +28,12 @@ def measure(*, study: str = "", steps: int = 12, repetitions: int = 1) -> list[F
     """Of a study's seeds that have all three arms, or of runs made here."""
     if study:
         read = [of_study(Path(study), arm) for arm in ARMS]
-        if not all(read):
-            raise UserError(f"--study {study} holds no finished run of {' or of '.join(ARMS.values())}.")
-        runs = [list(seed) for seed in zip(*read, strict=False)]  # of a study under way, the seeds it has
+        seeds = sorted(set.intersection(*map(set, read)))  # of a study under way, those that it has of every arm
+        if not seeds:
+            raise UserError(
+                f"--study {study} holds no seed that has finished runs of {' and of '.join(ARMS.values())}."
+            )
+        runs = [[arm[seed] for arm in read] for seed in seeds]
     else:
         runs = [[made(arm, steps, seed) for arm in ARMS] for seed in range(repetitions)]
     seconds = {arm: [mean(run[i], "seconds") for run in runs] for i, arm in enumerate(ARMS)}
@@ -52,12 +55,15 @@ def mean(records: Records, name: str) -> float:
     return statistics.mean(record[name] for record in records)
 
 
-def of_study(folder: Path, arm: str) -> list[Records]:
+def of_study(folder: Path, arm: str) -> dict[int, Records]:
     """The steps behind the warm-up of each finished run of an arm, by seed."""
     slug = ARMS[arm].replace(" + ", "-").replace("/", "-over-").replace(" ", "-")
-    files = sorted((folder / "runs").glob(f"{slug}-s*/metrics.jsonl"))
-    finished = [file for file in files if file.with_name("summary.json").exists()]
-    return [[json.loads(text) for text in file.read_text().splitlines()][WARM_UP:] for file in finished]
+    runs = {int(run.name.rpartition("-s")[2]): run for run in (folder / "runs").glob(f"{slug}-s[0-9]*")}
+    return {
+        seed: [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+        for seed, run in runs.items()
+        if (run / "trained.json").exists()
+    }
 
 
 def made(arm: str, steps: int, seed: int) -> Records:

@@ -89,20 +89,20 @@ def test_without_an_environment_that_has_trl_nothing_is_held_against_it():
 
 def test_finished_runs_of_a_study_are_read_seed_by_seed(tmp_path):
     for arm, seconds in (("b-HD-b-over-2", 4.0), ("b-naive-b-over-2", 5.0), ("1.5-b", 8.0)):
-        for seed in range(3):
+        for seed in (2, 10, 9, 11):
             folder = tmp_path / "runs" / f"{arm}-s{seed}"
             folder.mkdir(parents=True)
             step = {"seconds": seconds + seed, "scanned": 3, "scan_hidden_s": 0.9, "scan_s": 1.0}
             (folder / "metrics.jsonl").write_text(f"{json.dumps(step)}\n" * 5)
-            if seed < 2:
-                (folder / "summary.json").write_text("{}")
+            if seed < 11 and (arm, seed) != ("1.5-b", 9):
+                (folder / "trained.json").write_text("{}")
     over_naive, hidden, over_fresh = real_arms.measure(study=str(tmp_path))
-    assert over_naive.ratios == [4 / 5, 5 / 6] and over_fresh.ratios == [4 / 8, 5 / 9]
+    assert over_naive.ratios == [6 / 7, 14 / 15] and over_fresh.ratios == [6 / 10, 14 / 18], "seeds 2 and 10"
     assert hidden.ours == [pytest.approx(90.0)] * 2
 
 
 def test_a_study_without_finished_runs_is_refused_by_its_name(tmp_path):
-    with pytest.raises(UserError, match="holds no finished run of b \\+ HD b/2"):
+    with pytest.raises(UserError, match="holds no seed that has finished runs of b \\+ HD b/2"):
         real_arms.measure(study=str(tmp_path))
 
 
