@@ -19,7 +19,7 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=self.registry,
         )
-        self.queries = Counter(f"{prefix}_queries_total", "Queries answered.", registry=self.registry)
+        self.queries = Counter(f"{prefix}_queries_total", "Queries asked.", registry=self.registry)
         self.cache_hits = Counter(
             f"{prefix}_cache_hits_total", "Queries answered from the cache.", registry=self.registry
         )
