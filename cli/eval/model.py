@@ -8,7 +8,6 @@ A learner deletes old versions and checkpoints. So those of a run are held: thei
 or a copy where the folder is on another disk) in the evaluation's folder, and nothing the run does later matters.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from shared.adapters import base_of
 from shared.config import Config, load
 from shared.errors import UserError
 from shared.evaluation.records import HELD, read_job
+from shared.files import is_held
 from shared.model_files import find_model
 from shared.versions import Version
 
@@ -123,16 +123,7 @@ def release(folder: Path) -> None:
 
 def is_training(run_dir: Path) -> bool:
     """Whether a command holds the run's folder now."""
-    lock = run_dir / ".lock"
-    if not lock.is_file():
-        return False
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        fcntl.flock(file, fcntl.LOCK_UN)
-    return False
+    return is_held(run_dir / ".lock")
 
 
 def run_config(run_dir: Path) -> Config:
