@@ -8,18 +8,24 @@ from services.env_search.backend import IndexSpec
 from services.env_search.build_process import build_apart
 from services.env_search.index import open_index
 from services.env_search.requests import Limits
-from services.env_search.server import announce, serve
+from services.env_search.server import announce, serve, stand_by
 from shared.config import Config, load_service_config
 from shared.errors import UserError
 from shared.http_server import listen
 
 
 def main(config: Config) -> None:
-    """Open the index and serve. An index of the run's own (no search.index) is built where it is missing."""
+    """Open the index and serve. An index of the run's own (no search.index) is built where it is missing.
+
+    Where the run searches nothing (env.kind = "single") only /health is answered: containers that wait for it start.
+    """
     search = config.search
     spec = IndexSpec.of(search)
     corpus = Path(search.corpus)
     sock = listen(search.host, search.port, "search.port")
+    if config.env.kind == "single":
+        stand_by(sock)
+        return
     if search.corpus and not search.index:
         build_apart(corpus, config.index_dir, spec)
     index = open_index(corpus, config.index_dir, spec)

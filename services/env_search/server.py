@@ -7,8 +7,10 @@ import sys
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from services.env_search.app import Retriever, create_app
 from services.env_search.index import OpenIndex
@@ -31,10 +33,28 @@ def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    # uvicorn raises the signal again once it has shut down; that is a normal end.
+    _end_normally()
+    _Server(config, retriever).run(sockets=[sock])
+
+
+def stand_by(sock: socket.socket) -> None:
+    """Answer /health alone until SIGINT or SIGTERM, for a run that searches nothing."""
+    app = FastAPI(title="Headrace env_search")
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"ready": True, "detail": 'env.kind is "single": this run searches nothing.'}
+
+    host, port = sock.getsockname()[:2]
+    print(f'env_search: http://{host}:{port}/health alone, since env.kind is "single"', flush=True)
+    _end_normally()
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[sock])
+
+
+def _end_normally() -> None:
+    """uvicorn raises the signal again once it has shut down; that is a normal end."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
-    _Server(config, retriever).run(sockets=[sock])
 
 
 class _Server(uvicorn.Server):

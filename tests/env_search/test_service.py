@@ -19,6 +19,7 @@ import pytest
 from services.env_search.backend import IndexSpec
 from services.env_search.index import OpenIndex, build_index
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FOUR_CONNECTIONS = """
 from services.env_search import __main__ as service, server
 server.CONNECTIONS = 4
@@ -85,6 +86,26 @@ def refused(**search: object) -> str:
     assert run.returncode == 2, run.stderr
     assert run.stderr.count("\n") == 1
     return run.stderr
+
+
+@pytest.mark.slow
+def test_for_a_run_that_searches_nothing_it_is_healthy_and_does_no_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HEADRACE_CONFIG", str(EXAMPLES / "arith.toml"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.env_search"], env=environment(port=0), stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            assert process.stdout
+            found = re.search(r"http://\S+/health", process.stdout.readline())
+            assert found
+            reply = httpx.get(found.group(), trust_env=False)
+            assert reply.status_code == 200 and reply.json()["ready"]
+            assert httpx.post(found.group().replace("health", "retrieve"), trust_env=False).status_code == 404
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
