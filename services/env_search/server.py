@@ -10,7 +10,8 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.env_search.app import Retriever, create_app
 from services.env_search.index import OpenIndex
@@ -38,12 +39,16 @@ def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:
 
 
 def stand_by(sock: socket.socket) -> None:
-    """Answer /health alone until SIGINT or SIGTERM, for a run that searches nothing."""
+    """Answer /health and /metrics alone until SIGINT or SIGTERM, for a run that searches nothing."""
     app = FastAPI(title="Headrace env_search")
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {"ready": True, "detail": 'env.kind is "single": this run searches nothing.'}
+
+    @app.get("/metrics")
+    async def scrape() -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     host, port = sock.getsockname()[:2]
     print(f'env_search: http://{host}:{port}/health alone, since env.kind is "single"', flush=True)

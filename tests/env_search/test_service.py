@@ -101,6 +101,10 @@ def test_for_a_run_that_searches_nothing_it_is_healthy_and_does_no_more(monkeypa
             assert found
             reply = httpx.get(found.group(), trust_env=False)
             assert reply.status_code == 200 and reply.json()["ready"]
+            assert (
+                "process_cpu_seconds_total"
+                in httpx.get(found.group().replace("health", "metrics"), trust_env=False).text
+            )
             assert httpx.post(found.group().replace("health", "retrieve"), trust_env=False).status_code == 404
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0
