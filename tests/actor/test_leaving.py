@@ -65,7 +65,8 @@ def test_for_redis_in_the_middle_of_a_generation(
     port = free_port()
     with own_redis(tmp_path) as server, connect(server.url) as client:
         announce(client, publish(0, seed=0))
-        send(client, make_task(0, group_size=128))
+        for number in range(100):  # a fast machine ends one between two heartbeats
+            send(client, make_task(number, group_size=128))
         actor = start_process(make_config_endless(make_config(redis={"url": server.url}, actor={"port": port})))
         until(lambda: under_way(client), "generation")
         server.hurt(state, redis_wait("actor", port))
