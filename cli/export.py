@@ -90,8 +90,8 @@ def write_events(folder: Path, out: Path, follow: bool) -> None:
     came after it.
     """
     from cli.run.recorder import EVENTS, METRICS, read_records
-    from cli.run.session import LOCK
     from cli.run.summary import is_finished
+    from cli.run.untrained import LOCK
     from cli.tfevents import EventFile
     from shared.errors import UserError
     from shared.files import is_held

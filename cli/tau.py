@@ -106,7 +106,9 @@ def noise_floor(steps: list[dict[str, Any]], measure: str) -> float | None:
 
 def _why(config: Any, steps: list[dict[str, Any]]) -> str:
     """What kept a run from scanning anything, and what to do about it: the end of a sentence."""
-    if not _has_gate(config.replay.policy):
+    from services.replay.policies import get_policy
+
+    if not get_policy(config.replay.policy).gated:
         return f" (replay.policy = '{config.replay.policy}'): a policy with a gate is needed, headroom_drift for one."
     if not any(step.get("mixed_groups") for step in steps):
         return (
@@ -114,13 +116,6 @@ def _why(config: Any, steps: list[dict[str, Any]]) -> str:
             "run's samples.md before its gate."
         )
     return ": what a step stores is scanned from the next one on, so make a longer run."
-
-
-def _has_gate(policy: str) -> bool:
-    from services.replay.policies import get_policy
-    from services.replay.rules import within_tau
-
-    return get_policy(policy).accepts is within_tau
 
 
 def _print(folder: Path, found: list[Any], best: Any, why: str, scanned: int, floor: float | None, config: Any) -> None:
@@ -178,13 +173,14 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     from cli import up
     from cli.overrides import is_set
     from cli.run.preflight import Preflight
+    from services.replay.policies import get_policy
     from shared.config import load
 
     asked = load(config_file, overrides)
     words = ["--run.steps", str(steps), "--data.eval=", "--search.port", "0", "--replay.port", "0"]
     if not is_set(overrides, "run.name"):
         words += ["--run.name", free_name(Path(asked.run.root), asked.run.name + SUFFIX)]
-    if not _has_gate(asked.replay.policy):
+    if not get_policy(asked.replay.policy).gated:
         print(f"replay.policy = '{asked.replay.policy}' has no gate: the short run takes headroom_drift.")
         words += ["--replay.policy", "headroom_drift"]
     config = up.resolve(config_file, None, [*overrides, *words])

@@ -48,12 +48,14 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
 def is_held(path: Path) -> bool:
     """Whether a process, on this machine or on one that shares the folder, has locked the file by `hold`."""
     try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file = path.open()
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cli.run.untrained import LOCK
 from shared import checkpoints, weights
 from shared.adapters import CONFIG as ADAPTERS
 from shared.adapters import base_of
@@ -123,7 +124,7 @@ def release(folder: Path) -> None:
 
 def is_training(run_dir: Path) -> bool:
     """Whether a command holds the run's folder now."""
-    return is_held(run_dir / ".lock")
+    return is_held(run_dir / LOCK)
 
 
 def run_config(run_dir: Path) -> Config:

@@ -27,6 +27,7 @@ from cli.run.processes import Program, Supervisor
 from cli.run.progress import Screen
 from cli.run.readiness import Readiness
 from cli.run.recorder import Recorder
+from cli.run.untrained import LOCK
 from cli.run.view import RunView
 from shared.cancellation import stop
 from shared.config import Config
@@ -36,7 +37,6 @@ from shared.heartbeats import alive
 from shared.redis_client import connect_async, wait_until_up
 from shared.streams import Keys
 
-LOCK = ".lock"  # in the folder of a run: held while it goes on
 LOOK_S, SHOW_S, MEMORY_S = 1.0, 0.5, 2.0
 LIGHT_FIRST_S = 3.0  # how long the heavy services let the light ones start alone
 SLOW_START_S = 180.0

@@ -12,7 +12,8 @@ from shared import checkpoints
 from shared.files import PARTIAL
 
 INDEX = "index"  # kept: it takes the longest to make, and is known by its content
-LOCK, LOGS, CONFIG = ".lock", "logs", "config.toml"
+LOCK = ".lock"  # held while the run goes on
+LOGS, CONFIG = "logs", "config.toml"
 CONFIG_ASIDE = CONFIG + PARTIAL
 _GOES = (LOGS, "weights", "received", "checkpoints", local_redis.FOLDER, EVENTS, METRICS, CONFIG, CONFIG_ASIDE)
 _GOES += (artefacts.SUMMARY, artefacts.SAMPLES, artefacts.CURVES)

@@ -172,10 +172,8 @@ class Actor:
             TROUBLES.note("slow", 1, f"{seconds:.1f} s")
 
     async def _measure(self) -> None:
-        asked = time.monotonic()
         with suppress(redis.RedisError, OSError):  # the report finds out
-            await self.wire.client.ping()
-            if text := metrics.ROUND_TRIP.took(time.monotonic() - asked):
+            if text := await metrics.ROUND_TRIP.measure(self.wire.client):
                 await self.wire.warn(text)
 
     async def _beat(self) -> None:

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
 
 import redis.asyncio
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -163,19 +162,14 @@ class Replay:
             await self.store.check_epoch()
             self.waiting_for, self.waiting_s = watch.waiting()
             await self.metrics.look(self.client, self.keys, self.waiting_s)
-            await self._measure(watch)
+            if text := await self.metrics.round_trip.measure(self.client):
+                watch.tell(text)
             await self._beat()
             something = await watch.look(state)
             self.metrics.others(watch.actors.alive, watch.actors.silent, watch.learner.silent_s)
             raise_if_cancelled()
             if something:
                 await arrived.put([])  # wakes the worker
-
-    async def _measure(self, watch: Watch) -> None:
-        asked = time.monotonic()
-        await cast(Any, self.client.ping())
-        if text := self.metrics.round_trip.took(time.monotonic() - asked):
-            watch.tell(text)
 
     async def _beat(self) -> None:
         """For people who reach Redis alone."""
