@@ -39,7 +39,6 @@ def measure(
 ) -> list[Figure]:
     """Forward and step by turns, the first turn warms up."""
     before = peak_bytes()
-    malloc.keep_freed()
     trainer = made_trainer(hidden, layers)
     flat = flatten(made_batch(groups, rollouts, tokens), torch.device("cpu"))
     taken, spent = np.zeros((repetitions + 1, 2)), np.zeros((repetitions + 1, 3, 3))
@@ -106,4 +105,5 @@ def made_group(number: int, lengths: NDArray[np.int32]) -> Group:
 
 
 if __name__ == "__main__":
+    malloc.keep_freed()  # as the learner does
     run_alone(measure)

@@ -22,8 +22,22 @@ def when_told_to_stop(then: Callable[[], None]) -> None:
     for number in NUMBERS:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # what a child is told is not for us
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_leave_to_itself)
     threading.Thread(target=_listen, args=(heard, then), name="told-to-stop", daemon=True).start()
+
+
+def _hold_back() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
+
+
+def _leave_to_itself() -> None:
+    """What a child is told is not for us, from its first moment on."""
+    signal.set_wakeup_fd(-1)
+    _let_through()
 
 
 def _listen(heard: int, then: Callable[[], None]) -> None:

@@ -17,13 +17,14 @@ from shared.http_server import listen
 def main(config: Config) -> None:
     """Open the index and serve. An index of the run's own (no search.index) is built where it is missing.
 
-    Where the run searches nothing (env.kind = "single") only /health is answered: containers that wait for it start.
+    Where the run searches nothing (env.kind = "single", no corpus) only /health and /metrics are answered: containers
+    that wait for it start.
     """
     search = config.search
     spec = IndexSpec.of(search)
     corpus = Path(search.corpus)
     sock = listen(search.host, search.port, "search.port")
-    if config.env.kind == "single":
+    if config.env.kind == "single" and not search.corpus:
         stand_by(sock)
         return
     if search.corpus and not search.index:
