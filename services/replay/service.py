@@ -156,9 +156,8 @@ class Replay:
                 entries = await arrived.get()
 
     async def _look(self, state: State, watch: Watch, arrived: asyncio.Queue[list[Entry]]) -> None:
-        """Every WATCH_S seconds: what has become of the tasks, and how long has nothing happened?"""
+        """At once and every WATCH_S seconds: what has become of the tasks, and how long has nothing happened?"""
         while True:
-            await asyncio.sleep(WATCH_S)
             await self.store.check_epoch()
             self.waiting_for, self.waiting_s = watch.waiting()
             await self.metrics.look(self.client, self.keys, self.waiting_s)
@@ -170,6 +169,7 @@ class Replay:
             raise_if_cancelled()
             if something:
                 await arrived.put([])  # wakes the worker
+            await asyncio.sleep(WATCH_S)
 
     async def _beat(self) -> None:
         """For people who reach Redis alone."""

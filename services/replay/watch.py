@@ -17,6 +17,7 @@ from redis.exceptions import NoPermissionError
 from services.replay.adaptive import STARVING
 from services.replay.silent import Silent
 from services.replay.state import State
+from shared.gpu_lease import mark_of
 from shared.heard import Heard
 from shared.messages import Task
 from shared.only_one import idle_s
@@ -120,6 +121,9 @@ class Watch:
         with suppress(NoPermissionError):
             connected = cast(Any, await self.client.client_list())
             idle = idle_s(connected, self.keys.run, "learner", self.client.get_connection_kwargs())
+            if idle is None and not self.learner.was_heard and await self.client.exists(mark_of(self.keys.run)):
+                self.learner = Heard("learner", self._clock)  # torchrun started it: it speaks by its mark alone
+                return
             if said := self.learner.take(idle):
                 self._warnings.append(said)
 

@@ -19,6 +19,7 @@ from shared import events
 from shared.cancellation import stop
 from shared.config import Config, build
 from shared.messages import EVAL, TRAIN, Hello, Task, decode, encode
+from shared.only_one import OnlyOne
 from shared.streams import Entry, Inbox, Keys
 from shared.versions import Version
 from tests.replay.peers import PeerActor, PeerLearner, Questions, client_of
@@ -350,6 +351,19 @@ async def test_a_task_whose_entry_has_vanished_is_tried_again(make_config, monke
             await asyncio.sleep(0.02)
     await stop(*tasks)
     assert service.state.counters.failed == 5 and service.state.counters.lost == 0
+
+
+async def test_a_learner_that_ends_right_after_replay_began_was_heard(make_config, monkeypatch):
+    monkeypatch.setattr("services.replay.service.WATCH_S", 600.0)
+    config = make_config(run={"steps": 2})
+    learner, service = OnlyOne(config, "learner"), new_replay(config)
+    assert learner.try_begin()
+    task = asyncio.create_task(service.run())
+    async with asyncio.timeout(30):
+        while not service._watch.learner.was_heard:
+            await asyncio.sleep(0.02)
+    learner.leave()
+    await stop(task)
 
 
 async def test_a_finished_run_goes_on_when_it_is_given_more_steps(make_config):

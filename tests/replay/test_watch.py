@@ -6,6 +6,9 @@ from services.replay.records import Counters
 from services.replay.state import State
 from services.replay.watch import ALIKE_STEPS, CLOGGED_STEPS, LONG_WAIT_S, Watch
 from shared.config import build
+from shared.gpu_lease import mark_of
+from shared.heard import Heard
+from shared.learner_mark import LearnerMark
 from shared.only_one import SILENT_S, OnlyOne
 from shared.streams import Keys
 from shared.waiting import START_S
@@ -57,6 +60,7 @@ def test_a_long_wait_is_named_by_what_it_waits_for():
 async def test_a_wait_that_is_too_long_is_told_once_and_again_when_something_else_is_waited_for(redis_url):
     now = [0.0]
     w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
+    w.learner = Heard("learner", lambda: 0.0)  # nobody misses it here
     state = State(Counters(started=0.0))
     w.trained(2, 5.0)
     w.waits_for("the learner to train step 3", False)
@@ -77,6 +81,7 @@ async def test_a_wait_that_is_too_long_is_told_once_and_again_when_something_els
 async def test_a_step_that_takes_as_long_as_those_before_is_no_reason(redis_url):
     now = [0.0]
     w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
+    w.learner = Heard("learner", lambda: 0.0)  # nobody misses it here
     state = State(Counters(started=0.0))
     for step in range(3):
         w.waits_for(f"the learner to train step {step}", False)
@@ -91,6 +96,7 @@ async def test_a_step_that_takes_as_long_as_those_before_is_no_reason(redis_url)
 async def test_services_that_still_load_their_models_are_no_reason(redis_url):
     now = [0.0]
     w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
+    w.learner = Heard("learner", lambda: 0.0)  # nobody misses it here
     state = State(Counters(started=0.0))
     w.waits_for("the learner to come up", False)
     now[0] = START_S - 1
@@ -146,6 +152,24 @@ async def test_a_learner_that_is_gone_is_told_of_unless_the_run_has_finished(red
     assert w.learner.silent_s >= SILENT_S
     state.counters.finished = True
     assert not await w.look(state) and w.learner.silent_s == 0
+
+
+async def test_a_learner_that_torchrun_started_is_missed_only_when_its_mark_has_gone(redis_url):
+    now = [1000.0]
+    config = build({"run": {"name": "r"}, "redis": {"url": redis_url}})
+    w = Watch(client_of(redis_url), Keys("r"), lambda: now[0])
+    state = State(Counters(started=0.0))
+    mark = mark_of("r")
+    with LearnerMark(config):
+        async with asyncio.timeout(20):
+            while not await w.client.exists(mark):
+                await asyncio.sleep(0.05)
+        for _ in range(3):
+            now[0] += START_S
+            assert not await w.look(state) and w.learner.silent_s == 0
+    now[0] += START_S
+    assert await w.look(state) and w.learner.silent_s == START_S
+    assert w.warnings()[0].startswith("the learner has stopped reporting")
 
 
 async def connected(w: Watch) -> bool:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from shared.heard import Heard
 from shared.only_one import SILENT_S
 from shared.round_trip import IN_A_ROW, SLOW_S, RoundTrip
+from shared.waiting import START_S
 
 
 @pytest.mark.parametrize("hangs", [True, False], ids=["it hangs", "its connection is gone"])
@@ -25,6 +26,19 @@ def test_who_was_heard_and_falls_silent_is_told_of_once_and_so_is_its_return(han
     assert text.startswith("the learner has stopped reporting (hung, stopped, cut off or ended): no step is trained")
     assert heard.take(0.0) == "the learner reports again after 31 s."
     assert heard.silent_s == 0 and heard.take(0.0) is None
+
+
+def test_one_that_is_not_there_from_the_start_is_missed_once_it_has_had_its_time() -> None:
+    now = [50.0]
+    heard = Heard("learner", lambda: now[0])
+    now[0] += START_S - 1
+    assert heard.take(None) is None and heard.silent_s == 0, "its model is loading"
+    now[0] += 1
+    text = heard.take(None)
+    assert text is not None and text.startswith("the learner has stopped reporting") and heard.silent_s == START_S
+    now[0] += 5
+    assert heard.take(None) is None, "told once"
+    assert heard.take(0.0) == f"the learner reports again after {START_S + 5:.0f} s."
 
 
 def test_one_that_is_back_before_the_limit_is_not_told_of() -> None:
