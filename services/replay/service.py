@@ -253,7 +253,7 @@ class Replay:
     def _tell(self, batch: Composed, scanned: dict[str, Record]) -> None:
         """A batch has been sent."""
         self.metrics.batch(batch, scanned.values())
-        self._watch.batch(batch.stats, self.config.replay.capacity, self.policy.keeps is mixed)
+        self._watch.batch(batch.stats, self.config.replay.capacity, self.policy.keeps is mixed, self.policy.gated)
         self.last_selection = batch.step, frozenset(batch.replay), frozenset(scanned)  # step, replayed, scanned
 
     def _name_scan(self) -> str:

@@ -50,6 +50,7 @@ def batch_stats(
         "accepted": len(selection.accepted),
         "acceptance": len(selection.accepted) / selection.scanned if selection.scanned else None,
         "scanned_age_mean": _mean([step - row.step for row in scanned]),
+        "scanned_drift_median": float(np.median(drifts)) if drifts else None,
         "ages": ages,
         "distinct_ages": len(set(ages)),
         "reuse": reuse(selection.buffer, replay),

@@ -28,6 +28,7 @@ LONG_WAIT_S = 60.0
 ALIKE_STEPS = 5
 PAGE = 256  # entries of the tasks stream that are read at once
 CLOGGED_AGE, CLOGGED_STEPS = 8.0, 5
+SHUT_STEPS, SHUT_SCANS = 5, 20  # of 20 groups none passes by chance once in 26 times where STARVING pass
 
 
 class Watch:
@@ -40,27 +41,50 @@ class Watch:
         self._warnings: list[str] = []
         self._waits_for, self._since, self._warned = "", self._clock(), False
         self._clogged, self._alike, self._unstored = 0, 0, 0  # steps in a row
+        self._shut, self._shut_scans, self._tau = 0, 0, 0.0  # as above; groups in them; the last step's gate
+        self._told_gate, self._stays_shut = False, False
         self._steps, self._under_way = Usual(LONG_WAIT_S), False  # a step was trained
         self.actors = Silent(client, keys)
         self.learner = Heard("learner", clock)
 
-    def batch(self, stats: dict[str, Any], capacity: int, stores_mixed: bool = True) -> None:
+    def batch(self, stats: dict[str, Any], capacity: int, stores_mixed: bool = True, gated: bool = True) -> None:
         """A batch was made: what of it is of no use when it stays like that is said, once.
 
         stores_mixed: whether the policy stores the groups with both right and wrong rollouts, and no others.
+        gated: whether it has a gate on Drift.
         """
         self._look_for_differences(stats, stores_mixed)
+        if gated and stats["scanned"]:
+            self._look_at_gate(stats)
         # old groups of high cached Headroom on top of the order shut replay off
         clogged = stats["scanned"] and stats["acceptance"] < STARVING
-        clogged = clogged and stats["scanned_age_mean"] > CLOGGED_AGE
+        clogged = clogged and stats["scanned_age_mean"] > CLOGGED_AGE and not self._stays_shut
         self._clogged = self._clogged + 1 if clogged else 0
         if self._clogged == CLOGGED_STEPS:
+            self._told_gate = True
             age = stats["scanned_age_mean"]
             self._warnings.append(
                 f"for {CLOGGED_STEPS} steps fewer than {STARVING:.0%} of the scanned groups were accepted, "
                 f"and on average they were {age:.0f} steps old: replay.capacity = {capacity} keeps groups that the "
                 "policy has left behind; 2 to 4 times learner.batch is the useful range."
             )
+
+    def _look_at_gate(self, stats: dict[str, Any]) -> None:
+        """Of young groups none passes, said once in a run. Where they are old, more of them may be `clogged`."""
+        tau, age, drift = stats["tau"], stats["scanned_age_mean"] or 0.0, stats["scanned_drift_median"]
+        opens, self._tau = tau > self._tau > 0, tau  # an adaptive gate that goes on opening gets its time
+        self._stays_shut &= not stats["accepted"]
+        shut = not (stats["accepted"] or opens or age > CLOGGED_AGE)
+        self._shut, self._shut_scans = (self._shut + 1, self._shut_scans + stats["scanned"]) if shut else (0, 0)
+        if self._shut < SHUT_STEPS or self._shut_scans < SHUT_SCANS or self._told_gate:
+            return
+        self._told_gate = self._stays_shut = True
+        self._warnings.append(
+            f"for {self._shut} steps nothing was replayed: none of {self._shut_scans} scanned groups passed the gate. "
+            f"Their median Drift is {drift:.2g} at {age:.0f} steps of age, and tau is {tau:.2g}: replay.tau = "
+            f"{drift:.2g} lets half of them through, and `headrace tau RUN_DIR` shows what other values do. Where "
+            "Drift was lower before, a lower learner.lr is the remedy."
+        )
 
     def _look_for_differences(self, stats: dict[str, Any], stores_mixed: bool) -> None:
         """Without right and wrong among its rollouts a group has an advantage only where rewards are graded."""

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from statistics import median
 
 import msgspec
 import pytest
@@ -30,6 +31,8 @@ def test_a_step_tells_the_ages_the_depth_and_the_scores_of_what_it_replayed(name
         assert stats["scan_depth"] == (len(seen.scanned) / len(rows) if rows else None)
         assert stats["tau"] == seen.selection.tau
         measured = [recording.scanned(id, seen.step) for id in seen.batch.replay if id in seen.scanned]
+        drifts = [recording.scanned(id, seen.step).drift for id in seen.scanned]
+        assert stats["scanned_drift_median"] == (pytest.approx(median(drifts)) if drifts else None)
         for key, values in (
             ("k3_mean", [r.k3 for r in measured]),
             ("entropy_mean", [r.entropy for r in measured]),

@@ -4,7 +4,7 @@ import asyncio
 
 from services.replay.records import Counters
 from services.replay.state import State
-from services.replay.watch import ALIKE_STEPS, CLOGGED_STEPS, LONG_WAIT_S, Watch
+from services.replay.watch import ALIKE_STEPS, CLOGGED_STEPS, LONG_WAIT_S, SHUT_SCANS, SHUT_STEPS, Watch
 from shared.config import build
 from shared.gpu_lease import mark_of
 from shared.heard import Heard
@@ -17,6 +17,7 @@ from tests.replay.peers import client_of
 
 def stats(acceptance: float | None, age: float | None, scanned: int = 10) -> dict:
     scan = {"scanned": scanned, "acceptance": acceptance, "scanned_age_mean": age}
+    scan |= {"accepted": round((acceptance or 0) * scanned), "tau": 0.01, "scanned_drift_median": 0.034}
     return scan | {"mixed_groups": 3, "spread_groups": 3, "replay_groups": 0, "correct_share": 0.5}
 
 
@@ -28,7 +29,7 @@ def watch(now: list[float] | None = None) -> Watch:
 def test_a_clogged_order_is_named_once():
     w = watch()
     for _ in range(3 * CLOGGED_STEPS):
-        w.batch(stats(0.05, 20.0), capacity=512)
+        w.batch(stats(0.05, 20.0, scanned=20), capacity=512)
     (text,) = w.warnings()
     assert "replay.capacity = 512" in text and "20 steps old" in text
     assert w.warnings() == []
@@ -37,10 +38,48 @@ def test_a_clogged_order_is_named_once():
 def test_young_groups_low_acceptance_for_a_step_or_no_scan_are_no_reason():
     w = watch()
     for i in range(4 * CLOGGED_STEPS):
-        w.batch(stats(0.05, 2.0), capacity=512)
+        w.batch(stats(0.05, 2.0, scanned=20), capacity=512)
         w.batch(stats(None, None, scanned=0), capacity=512)
         w.batch(stats(0.05 if i % 2 else 0.5, 20.0), capacity=512)
     assert w.warnings() == []
+
+
+def test_a_gate_that_lets_no_young_group_through_is_named_once_with_a_tau_that_would():
+    w = watch()
+    for _ in range(SHUT_STEPS - 1):
+        w.batch(stats(0.0, 2.0), capacity=512)
+    assert w.warnings() == []
+    w.batch(stats(0.0, 2.0), capacity=512)
+    (text,) = w.warnings()
+    assert "none of 50 scanned groups passed the gate" in text and "Drift is 0.034 at 2 steps of age" in text
+    assert "tau is 0.01: replay.tau = 0.034 lets half of them through" in text
+    for _ in range(2 * CLOGGED_STEPS):
+        w.batch(stats(0.0, 20.0), capacity=512)  # they grow old behind the same gate
+    assert w.warnings() == []
+    for _ in range(2 * SHUT_STEPS):
+        w.batch(stats(0.5, 2.0), capacity=512)
+        for _ in range(SHUT_STEPS):
+            w.batch(stats(0.0, 2.0), capacity=512)
+    assert w.warnings() == [], "once in a run"
+    for _ in range(CLOGGED_STEPS):
+        w.batch(stats(0.05, 20.0, scanned=20), capacity=512)
+    assert "replay.capacity = 512" in w.warnings()[0], "groups passed in between, so this is another reason"
+
+
+def test_no_gate_few_scans_a_group_that_passed_or_a_gate_that_opens_by_itself_are_no_reason():
+    w = watch()
+    for _ in range(4 * SHUT_STEPS):
+        w.batch(stats(0.0, 2.0), capacity=512, gated=False)
+    for i in range(4 * SHUT_STEPS):
+        w.batch(stats(0.0, 2.0) | {"tau": 0.01 * 1.3**i}, capacity=512)
+    for i in range(4 * SHUT_STEPS):
+        w.batch(stats(0.0 if i % SHUT_STEPS else 0.1, 2.0), capacity=512)
+    w.batch(stats(0.1, 2.0), capacity=512)
+    for _ in range(SHUT_SCANS - 1):
+        w.batch(stats(0.0, 2.0, scanned=1), capacity=512)
+    assert w.warnings() == []
+    w.batch(stats(0.0, 2.0, scanned=1), capacity=512)
+    assert len(w.warnings()) == 1
 
 
 def test_a_long_wait_is_named_by_what_it_waits_for():
