@@ -111,6 +111,9 @@ class ReplayMetrics:
         self.max_lag = gauge(p + "max_lag_versions", "replay.max_lag: the bound on lag")
         self.steps = gauge(p + "run_steps", "steps of the whole run")
         self.waiting = gauge(p + "waiting_seconds", "how long nothing has happened; 0 once the run is finished")
+        self.waiting_limit = gauge(
+            p + "waiting_limit_seconds", "how long nothing may happen: twice what the run's own steps take"
+        )
         self.redis_memory = gauge(p + "redis_memory_bytes", "memory that Redis uses")
         self.redis_limit = gauge(p + "redis_memory_limit_bytes", "maxmemory of Redis; 0: no limit")
         self.live_actors = gauge(p + "live_actors", "actors that report")
@@ -160,13 +163,14 @@ class ReplayMetrics:
         self.max_lag.set(max_lag)
         self.steps.set(steps)
 
-    async def look(self, client: redis.asyncio.Redis, keys: Keys, waiting_s: float) -> None:
+    async def look(self, client: redis.asyncio.Redis, keys: Keys, waiting_s: float, limit_s: float) -> None:
         """What only the server knows; asked every few seconds."""
         memory: Any = await client.info("memory")
         self.redis_memory.set(memory["used_memory"])
         self.redis_limit.set(memory["maxmemory"])
         self.dead_letters.values = {(): await _ever_added(client, keys.dead)}
         self.waiting.set(waiting_s)
+        self.waiting_limit.set(limit_s)
 
     def others(self, alive: int, silent: int, learner_silent_s: float) -> None:
         """How many actors report, how many have stopped, and for how long the learner has not spoken."""

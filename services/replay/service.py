@@ -160,7 +160,7 @@ class Replay:
         while True:
             await self.store.check_epoch()
             self.waiting_for, self.waiting_s = watch.waiting()
-            await self.metrics.look(self.client, self.keys, self.waiting_s)
+            await self.metrics.look(self.client, self.keys, self.waiting_s, watch.limit_s)
             if text := await self.metrics.round_trip.measure(self.client):
                 watch.tell(text)
             await self._beat()

@@ -121,6 +121,11 @@ class Watch:
         """What is waited for, and for how many seconds."""
         return self._waits_for, self._clock() - self._since if self._waits_for else 0.0
 
+    @property
+    def limit_s(self) -> float:
+        """How long nothing may happen, in seconds, before that is said: by what the run's own steps take."""
+        return self._steps.limit_s if self._under_way else START_S
+
     async def look(self, state: State) -> bool:
         """Compare the tasks with the stream and the clock with its limit; True when there is something to act on."""
         there = await self._in_stream()
@@ -132,8 +137,7 @@ class Watch:
         self._warnings += silent
         await self._look_for_learner(state.counters.finished)
         what, seconds = self.waiting()
-        limit = self._steps.limit_s if self._under_way else START_S
-        if seconds > limit and not self._warned:
+        if seconds > self.limit_s and not self._warned:
             self._warned = True
             self._warnings.append(f"nothing has happened for {seconds:.0f} s; waiting for {what}.")
         return bool(self._vanished or self._warnings)

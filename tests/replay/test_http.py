@@ -53,7 +53,7 @@ async def test_what_only_the_server_knows_is_exported_too(redis_url):
     client, keys = client_of(redis_url), Keys("run")
 
     async def dead_letters() -> float | None:
-        await metrics.look(client, keys, 7.0)
+        await metrics.look(client, keys, 7.0, 60.0)
         return metrics.registry.get_sample_value("headrace_replay_dead_letters_total")
 
     assert await dead_letters() == 0, "there from the start, so that an increase is seen"
@@ -65,5 +65,5 @@ async def test_what_only_the_server_knows_is_exported_too(redis_url):
     assert await dead_letters() == 3 * DEAD_LETTERS_KEPT, "it counts on where the stream is full"
     value = {s.name: s.value for family in metrics.registry.collect() for s in family.samples}
     assert value["headrace_replay_redis_memory_bytes"] > 100_000
-    assert value["headrace_replay_waiting_seconds"] == 7
+    assert (value["headrace_replay_waiting_seconds"], value["headrace_replay_waiting_limit_seconds"]) == (7, 60)
     assert (value["headrace_replay_max_lag_versions"], value["headrace_replay_run_steps"]) == (2, 60)
