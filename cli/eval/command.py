@@ -171,7 +171,7 @@ def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:
         path = plan.target.base or directory  # adapters are put in beside their base
         config, starts = with_retriever(with_values(plan.config, {"model.path": str(path)}), plan.folder)
         (plan.folder / eval_folder.CONFIG).write_text(config.to_toml())
-        print(f"eval: {plan.target.shown}, {len(plan.questions)} questions, in {plan.folder}", file=sys.stderr)
+        print(f"eval: {_here(plan.target)}, {len(plan.questions)} questions, in {plan.folder}", file=sys.stderr)
         progress = Progress(len(plan.questions), sys.stderr, rewards=bool(config.reward.function))
         session = EvalSession(config, plan.job, plan.folder, plan.questions, progress)
         try:
@@ -190,11 +190,19 @@ def _evaluate(plan: Any, fresh: bool) -> dict[str, Any] | None:
 
 
 def _print_stopped(plan: Any, answered: int) -> None:
-    held = f" with MODEL = {plan.target.shown}" if plan.target.held else ""
+    held = f" with MODEL = {_here(plan.target)}" if plan.target.held else ""
     print(
         f"eval: stopped with {answered} of {len(plan.questions)} questions answered; the same command{held} goes on.",
         file=sys.stderr,
     )
+
+
+def _here(target: Any) -> str:
+    from pathlib import Path
+
+    from cli.called import shorten
+
+    return shorten(Path(target.shown)) if target.held else target.shown
 
 
 def _print_suites() -> int:

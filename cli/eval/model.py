@@ -33,7 +33,7 @@ CONFIG = "config.json"
 class Target:
     """The weights to evaluate."""
 
-    shown: str  # as the user may write it to mean exactly these
+    shown: str  # as the user may write it, anywhere, to mean exactly these
     directory: Path
     run_dir: Path | None = None
     training: bool = False  # the run trains at this moment
@@ -64,7 +64,7 @@ def _find(word: str, path: Path) -> Target:
     name, at, which = word.rpartition("@")
     run_dir = Path(name if at else word)
     if (run_dir / "config.toml").is_file():
-        return _of_run(run_dir, which if at else "")
+        return _of_run(run_dir.resolve(), which if at else "")  # one run, from whichever folder it is named
     return Target(word, find_model(word, "MODEL"))
 
 

@@ -147,6 +147,29 @@ def test_the_same_command_has_the_same_folder_and_another_one_another(
     assert len({make_plan(other).folder for other in [ask(out=None), *others]}) == 6
 
 
+def test_a_run_is_the_same_however_and_from_wherever_it_is_named(
+    run_dir: Path, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "link").symlink_to(run_dir.parent)
+    plans = []
+    for folder, word in [
+        (tmp_path, "runs/test"),
+        (tmp_path, "link/test@step_1"),
+        (run_dir.parent, "test"),
+        (run_dir / "checkpoints", "latest"),
+        (run_dir, "../test/checkpoints/step_1"),
+    ]:
+        monkeypatch.chdir(folder)
+        plans.append(make_plan(Request(model=word, suites=[str(data_file)], task="math")))
+    assert all(plan == plans[0] for plan in plans)
+    (run_dir / "checkpoints" / "step_2").mkdir()
+    _copy(run_dir / "checkpoints" / "step_1", run_dir / "checkpoints" / "step_2")
+    (run_dir / "checkpoints" / "latest").unlink()
+    (run_dir / "checkpoints" / "latest").symlink_to("step_2")
+    newest = make_plan(Request(model="checkpoints/latest", suites=[str(data_file)], task="math"))
+    assert newest.folder != plans[0].folder, "another checkpoint is another evaluation, whatever it is called"
+
+
 def test_mathematics_gets_the_room_that_the_model_has(ask: Callable[..., Request], model_dir: Path):
     positions = json.loads((model_dir / "config.json").read_text())["max_position_embeddings"]
     rollout = make_plan(ask()).config.rollout
