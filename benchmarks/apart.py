@@ -1,8 +1,9 @@
 """A function in a fresh process: for memory, which no process gives back, and for peers with caches of their own."""
 
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +13,22 @@ T = TypeVar("T")
 
 
 def apart(function: Callable[..., T], *arguments: Any) -> T:
-    """What a module's function returns in a new process. Raises BrokenProcessPool where that process is killed."""
+    """What a module's function returns in a new process. Raises BrokenProcessPool where that process is killed.
+
+    That process never sees Ctrl-C: it would have a traceback for it. Here it ends that process.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a new process inherits it
+        try:
+            result = pool.submit(function, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def peak_bytes() -> int:

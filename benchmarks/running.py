@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.leaving import leaves_by_itself
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WARM_UP = 3  # steps that are left out
 
@@ -21,10 +23,12 @@ def steps_of(example: str, steps: int, **settings: Any) -> list[dict[str, Any]]:
                  "replay__port": 0, "search__port": 0, "learner__checkpoint_every": 1000} | settings  # fmt: skip
         flags = [word for key, value in given.items() for word in (f"--{key.replace('__', '.')}", str(value))]
         command = [sys.executable, "-m", "cli.main", "up", str(EXAMPLES / f"{example}.toml"), *flags]
-        done = subprocess.run(command, capture_output=True, text=True)
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with leaves_by_itself(run):
+            said = "".join(run.communicate())
         lines = Path(folder, "bench", "metrics.jsonl")
-        if done.returncode or not lines.exists():
-            raise RuntimeError(f"the run ended with status {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+        if run.returncode or not lines.exists():
+            raise RuntimeError(f"the run ended with status {run.returncode}: {said[-2000:]}")
         records = [json.loads(line) for line in lines.read_text().splitlines()]
     return records[WARM_UP : WARM_UP + steps]
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.catalogue import Benchmark, benchmarks
 from benchmarks.figure import Figure, figure_of, shown, target
+from benchmarks.leaving import leaves_by_itself
 from cli.numbers import MOST, number
 from shared.cores import available
 from shared.errors import UserError
@@ -111,9 +112,13 @@ def _measure(benchmark: Benchmark, sizes: dict[str, str]) -> list[Figure]:
     flags = [
         f"--{size}={_size(value, benchmark.sizes[size])}" for size, value in sizes.items() if size in benchmark.sizes
     ]
-    command = [sys.executable, "-m", f"benchmarks.{benchmark.name}", "--json", *flags]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return [figure_of(record) for record in json.loads(done.stdout)]
+    command = [sys.executable, "-m", "benchmarks", benchmark.name, "--json", *flags]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    with leaves_by_itself(child):
+        printed, _ = child.communicate()
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return [figure_of(record) for record in json.loads(printed)]
 
 
 def _machine() -> dict[str, Any]:

@@ -202,7 +202,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
     ("shared/workers.py:Pool.stop", "with self._lock"): "a list's moment",
     (
         "cli/bench.py:_measure",
-        "subprocess.run(command, stdout=subprocess.PIPE, check=True)",
+        "child.communicate()",
     ): "a figure takes as long as it takes, in front of a person",
     ("cli/glance.py:_groups", "await saved"): "a Redis command, under its name",
     ("cli/glance.py:_groups", "await last"): "a Redis command, under its name",

@@ -2,6 +2,11 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,13 +32,43 @@ if __name__ == "__main__":
     run_alone(measure)
 '''
 
+SLOW = '''"""One that has a folder, a process and time to lose."""
+
+import os
+import sys
+import tempfile
+import time
+
+from benchmarks.apart import apart
+from benchmarks.figure import Figure, run_alone
+
+
+def measure(*, rounds: int = 3) -> list[Figure]:
+    folder = tempfile.mkdtemp()
+    try:
+        apart(stay)
+    finally:
+        time.sleep(0.7)
+        os.rmdir(folder)
+    return []
+
+
+def stay() -> None:
+    print("begun", file=sys.stderr, flush=True)
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    run_alone(measure)
+'''
+
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of benchmarks that holds a single one, made for the test, and is what a new process imports."""
     folder, real = tmp_path / "benchmarks", catalogue.FOLDER
     folder.mkdir()
-    for name in ("__init__.py", "figure.py"):
+    for name in ("__init__.py", "__main__.py", "apart.py", "catalogue.py", "figure.py", "leaving.py"):
         (folder / name).write_bytes((real / name).read_bytes())
     (folder / "made.py").write_text(MADE)
     monkeypatch.setattr(catalogue, "FOLDER", folder)
@@ -79,6 +114,37 @@ def test_a_missed_target_is_shown_and_is_no_error(capfd: pytest.CaptureFixture[s
 def test_one_that_fails_is_named_and_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "made", "--size", "scale=0"]) == 1
     assert "made failed" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("to", ["all, from the terminal", "the command", "the child, twice"])
+def test_ctrl_c_leaves_no_folder_no_process_and_no_traceback(tmp_path: Path, to: str) -> None:
+    (tmp_path / "benchmarks" / "slow.py").write_text(SLOW)
+    (tmp_path / "scratch").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "scratch")}
+    command = [sys.executable, "-m", *(["benchmarks"] if to == "the child, twice" else ["cli.main", "bench"]), "slow"]
+    with (tmp_path / "said").open("w+") as said:
+        bench = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=said, start_new_session=True)
+        until = time.monotonic() + 30
+        while "begun" not in (tmp_path / "said").read_text():
+            assert bench.poll() is None and time.monotonic() < until, (tmp_path / "said").read_text()
+            time.sleep(0.05)
+        assert list((tmp_path / "scratch").iterdir()), "there is something to leave"
+        (os.killpg if to == "all, from the terminal" else os.kill)(bench.pid, signal.SIGINT)
+        if to == "the child, twice":
+            time.sleep(0.3)
+            bench.send_signal(signal.SIGINT)
+        assert bench.wait(30) == 130
+    assert list((tmp_path / "scratch").iterdir()) == []
+    lines = (tmp_path / "said").read_text().splitlines()
+    assert lines[-1] == "begun" and lines[:-1] in (
+        [],
+        ["[1/1] slow: One that has a folder, a process and time to lose"],
+    )
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < until:
+            os.killpg(bench.pid, 0)
+            time.sleep(0.05)
 
 
 def test_the_ratio_is_the_median_of_the_pairs() -> None:
