@@ -138,11 +138,7 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "self._free.acquire()",
     ): "who holds it waits for Redis for REDIS_S at most",
     (
-        "services/env_search/build_process.py:build_apart",
-        "process.submit(build_index, corpus, folder, spec).result()",
-    ): "an index takes as long as its corpus; a child that dies raises",
-    (
-        "services/env_search/build_process.py:_end_with_parent.wait",
+        "services/env_search/build_process.py:_build.end_with_parent",
         "parent.join()",
     ): "a daemon thread that watches for the parent's end",
     (
@@ -223,10 +219,6 @@ UNBOUNDED: dict[tuple[str, str], str] = {
         "services/env_search/batcher.py:Batcher._search_batch",
         "loop.run_in_executor(self._thread, search_keys, self._backend, keys)",
     ): "looked at every LOOK_S: behind one that hangs nobody waits, and one that is stuck ends the process",
-    (
-        "services/env_search/build_process.py:build_apart",
-        "with ProcessPoolExecutor(1, mp_context=get_context('spawn'), initializer=_end_with_parent) as process",
-    ): "its only call has ended",
     (
         "services/actor/engines/weight_files.py:read_verified.take",
         "with file.open('rb') as stream, ThreadPoolExecutor(1) as pool",

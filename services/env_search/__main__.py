@@ -1,31 +1,35 @@
 """`python -m services.env_search`: serve the corpus the configuration names."""
 
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.env_search.app import Retriever
-from services.env_search.backend import IndexSpec
-from services.env_search.build_process import build_apart
-from services.env_search.index import open_index
-from services.env_search.requests import Limits
-from services.env_search.server import announce, serve, stand_by
-from shared.config import Config, load_service_config
-from shared.errors import UserError
-from shared.http_server import listen
+from services.env_search.stop import end_at_once_while_starting
+
+if TYPE_CHECKING:
+    from shared.config import Config
 
 
-def main(config: Config) -> None:
+def serve(config: "Config") -> None:
     """Open the index and serve. An index of the run's own (no search.index) is built where it is missing.
 
-    Where the run searches nothing (env.kind = "single", no corpus) only /health and /metrics are answered: containers
-    that wait for it start.
+    Without a corpus, where the run asks none of us, only /health and /metrics are answered: containers that wait for it
+    start.
     """
+    from services.env_search import server
+    from services.env_search.app import Retriever
+    from services.env_search.backend import IndexSpec
+    from services.env_search.build_process import build_apart
+    from services.env_search.index import open_index
+    from services.env_search.requests import Limits
+    from services.env_search.unasked import why_unasked
+    from shared.http_server import listen
+
     search = config.search
     spec = IndexSpec.of(search)
     corpus = Path(search.corpus)
     sock = listen(search.host, search.port, "search.port")
-    if config.env.kind == "single" and not search.corpus:
-        stand_by(sock)
+    if not search.corpus and (why := why_unasked(config, sock.getsockname()[1])):
+        server.stand_by(sock, why)
         return
     if search.corpus and not search.index:
         build_apart(corpus, config.index_dir, spec)
@@ -42,13 +46,12 @@ def main(config: Config) -> None:
         max_queries=search.max_queries,
         max_query_chars=search.max_query_chars,
     )
-    announce(index, sock)
-    serve(retriever, limits, sock)
+    server.announce(index, sock)
+    server.serve(retriever, limits, sock)
 
 
 if __name__ == "__main__":
-    try:
-        main(load_service_config())
-    except UserError as error:
-        print(f"env_search: {error}", file=sys.stderr)
-        sys.exit(2)
+    end_at_once_while_starting()
+    from shared.service import main
+
+    main("env_search", serve)

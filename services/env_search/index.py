@@ -90,7 +90,10 @@ def open_index(corpus_path: Path, directory: Path, spec: IndexSpec) -> OpenIndex
     Raises UserError where either is missing, or the index is not that of this corpus and these settings.
     """
     if not str(corpus_path) or corpus_path == Path():
-        raise UserError('No corpus is named: set search.corpus to a file of JSON lines with "contents".')
+        raise UserError(
+            'No corpus is named: set search.corpus to a file of JSON lines with "contents", '
+            "or env.url to another retriever."
+        )
     file_size(corpus_path)
     manifest = read_manifest(directory)
     if manifest is None:

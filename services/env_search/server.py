@@ -1,9 +1,8 @@
 """Serves until a signal, or until a search that hangs will not end any more."""
 
+import logging
 import os
-import signal
 import socket
-import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -16,10 +15,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from services.env_search.app import Retriever, create_app
 from services.env_search.index import OpenIndex
 from services.env_search.requests import Limits
+from services.env_search.stop import run
+from shared.http_server import HttpServer
+
+log = logging.getLogger("headrace")
 
 SHUTDOWN_S = 5
 STUCK_S = 60.0  # a search that takes so long ends the process, as an engine that is stuck ends an actor
 CONNECTIONS = 1024  # open at once; requests on more are answered with status 503
+_LOGGING: dict[str, Any] = {"log_config": None, "log_level": "warning", "access_log": False}  # lines as ours
 
 
 def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:
@@ -29,40 +33,31 @@ def serve(retriever: Retriever, limits: Limits, sock: socket.socket) -> None:
     """
     config = uvicorn.Config(
         create_app(retriever, limits),
-        log_level="warning",
-        access_log=False,
+        **_LOGGING,
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    _end_normally()
-    _Server(config, retriever).run(sockets=[sock])
+    run(_Server(config, retriever), sock)
 
 
-def stand_by(sock: socket.socket) -> None:
-    """Answer /health and /metrics alone until SIGINT or SIGTERM, for a run that searches nothing."""
+def stand_by(sock: socket.socket, why: str) -> None:
+    """Answer /health and /metrics alone until SIGINT or SIGTERM, for a run that searches nothing here."""
     app = FastAPI(title="Headrace env_search")
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return {"ready": True, "detail": 'env.kind is "single": this run searches nothing.'}
+        return {"ready": True, "detail": f"search.corpus is empty and {why}: nothing is searched here."}
 
     @app.get("/metrics")
     async def scrape() -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     host, port = sock.getsockname()[:2]
-    print(f'env_search: http://{host}:{port}/health alone, since env.kind is "single"', flush=True)
-    _end_normally()
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[sock])
+    log.info("http://%s:%d/health alone: search.corpus is empty and %s", host, port, why)
+    run(HttpServer(uvicorn.Config(app, **_LOGGING)), sock)
 
 
-def _end_normally() -> None:
-    """uvicorn raises the signal again once it has shut down; that is a normal end."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(0))
-
-
-class _Server(uvicorn.Server):
+class _Server(HttpServer):
     """Python waits for every thread of a pool before it ends; one that hangs in a search or a read never does."""
 
     def __init__(self, config: uvicorn.Config, retriever: Retriever) -> None:
@@ -77,17 +72,16 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._retriever.batcher.searching_s >= STUCK_S:
-            sentence = f"a search has not ended for {STUCK_S:g} s, so this process ends: start it again"
-            print(f"env_search: {sentence}", file=sys.stderr, flush=True)
+            log.error("a search has not ended for %g s, so this process ends: start it again", STUCK_S)
             os._exit(1)
         return await super().on_tick(counter)
 
 
 def announce(index: OpenIndex, sock: socket.socket) -> None:
-    """Say on the standard output where the service is and what it searches."""
+    """Say where the service is and what it searches."""
     host, port = sock.getsockname()[:2]
-    print(
-        f"env_search: http://{host}:{port}/retrieve, {index.manifest.backend}, {len(index.corpus)} documents of "
-        f"{Path(index.corpus.path).name}, index {index.manifest.fingerprint}",
-        flush=True,
+    log.info(
+        "http://%s:%d/retrieve, %s, %d documents of %s, index %s",
+        *(host, port, index.manifest.backend, len(index.corpus)),
+        *(Path(index.corpus.path).name, index.manifest.fingerprint),
     )

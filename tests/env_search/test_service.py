@@ -18,29 +18,35 @@ import pytest
 
 from services.env_search.backend import IndexSpec
 from services.env_search.index import OpenIndex, build_index
+from services.env_search.unasked import why_unasked
+from shared.config import Config
+from shared.settings import Env
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 FOUR_CONNECTIONS = """
 from services.env_search import __main__ as service, server
+from shared.service import main
 server.CONNECTIONS = 4
-service.main(service.load_service_config())
+main("env_search", service.serve)
 """
 
 HANGS = """
 import time
 from dataclasses import replace
-from services.env_search import __main__ as service, app, server
+from services.env_search import __main__ as service, app, index, server
+from shared.service import main
 
 class Hangs:
     def search(self, queries, k):
         time.sleep(1000)
 
-def opened(*args, open_index=service.open_index):
+def opened(*args, open_index=index.open_index):
     return replace(open_index(*args), backend=Hangs())
 
-service.open_index, server.STUCK_S = opened, {stuck_s}
+index.open_index, server.STUCK_S = opened, {stuck_s}
 app.Retriever.__init__.__kwdefaults__["deadline_s"] = 1.0
-service.main(service.load_service_config())
+main("env_search", service.serve)
 """
 
 
@@ -54,13 +60,13 @@ def service(*arguments: str, **search: object) -> Iterator[tuple[subprocess.Pope
     process = subprocess.Popen(
         [sys.executable, *(arguments or ("-m", "services.env_search"))],
         env=environment(port=0, **search),
-        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        assert process.stdout
-        said = process.stdout.readline()
-        found = re.search(r"(http://\S+)/retrieve", said)
+        assert process.stderr
+        said = process.stderr.readline()
+        found = re.match(rf"{TIME} env_search INFO (http://\S+)/retrieve, ", said)
         assert found, said
         with httpx.Client(base_url=found.group(1), timeout=30) as client:
             yield process, client
@@ -70,8 +76,7 @@ def service(*arguments: str, **search: object) -> Iterator[tuple[subprocess.Pope
             assert process.wait(timeout=10) == 0
         finally:
             process.kill()
-            assert process.stdout
-            process.stdout.close()
+            process.stderr.close()
 
 
 def refused(**search: object) -> str:
@@ -89,27 +94,45 @@ def refused(**search: object) -> str:
 
 
 @pytest.mark.slow
-def test_for_a_run_that_searches_nothing_it_is_healthy_and_does_no_more(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HEADRACE_CONFIG", str(EXAMPLES / "arith.toml"))
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"HEADRACE_CONFIG": str(EXAMPLES / "arith.toml")}, 'env.kind is "single"'),
+        ({"HEADRACE_ENV__URL": "http://192.0.2.1:8000"}, "env.url is another retriever's, at 192.0.2.1:8000"),
+    ],
+)
+def test_for_a_run_that_searches_nothing_here_it_is_healthy_and_does_no_more(settings: dict[str, str], why: str):
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.env_search"], env=environment(port=0), stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "services.env_search"],
+        env=environment(port=0) | settings,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     with process:
         try:
-            assert process.stdout
-            found = re.search(r"http://\S+/health", process.stdout.readline())
-            assert found
-            reply = httpx.get(found.group(), trust_env=False)
-            assert reply.status_code == 200 and reply.json()["ready"]
-            assert (
-                "process_cpu_seconds_total"
-                in httpx.get(found.group().replace("health", "metrics"), trust_env=False).text
+            assert process.stderr
+            said = process.stderr.readline()
+            found = re.match(
+                rf"{TIME} env_search INFO (http://\S+)/health alone: search.corpus is empty and {why}$", said
             )
-            assert httpx.post(found.group().replace("health", "retrieve"), trust_env=False).status_code == 404
+            assert found, said
+            with httpx.Client(base_url=found[1], trust_env=False) as client:
+                health = client.get("/health").raise_for_status().json()
+                assert health["ready"] and why in health["detail"]
+                assert "process_cpu_seconds_total" in client.get("/metrics").text
+                assert client.post("/retrieve").status_code == 404
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0
         finally:
             process.kill()
+
+
+def test_only_a_corpus_that_nobody_misses_may_be_left_out():
+    ours = {"http://127.0.0.1:8000", "http://localhost:8000/", f"http://{socket.gethostname()}:8000"}
+    theirs = {"http://127.0.0.1:8001", "http://192.0.2.1:8000", "https://retriever.invalid"}
+    unasked = {url for url in ours | theirs if why_unasked(Config(env=Env(url=url)), 8000)}
+    assert unasked == theirs
+    assert not why_unasked(Config(), 8001), "env.url is not set"
 
 
 @pytest.mark.slow
@@ -162,9 +185,9 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(corpus_file: Path, tmp
     assert f"127.0.0.1:{port} cannot be opened (Address already in use)" in said
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_build_ends_with_the_service_that_wants_it(tmp_path: Path, number: signal.Signals):
+@pytest.fixture
+def long_build(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A service in a session of its own that is building its index."""
     corpus = tmp_path / "corpus.jsonl"
     words = [f"w{i}" for i in range(5000)]
     with corpus.open("w") as file:
@@ -172,17 +195,83 @@ def test_a_build_ends_with_the_service_that_wants_it(tmp_path: Path, number: sig
             text = " ".join(words[(i * k) % len(words)] for k in range(1, 40))
             file.write(json.dumps({"id": str(i), "contents": f'"T{i}"\n{text}'}) + "\n")
     run = environment(port=0, corpus=corpus) | {"HEADRACE_RUN__ROOT": str(tmp_path)}
-    process = psutil.Popen([sys.executable, "-m", "services.env_search"], env=run, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.env_search"],
+        env=run,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         deadline = time.monotonic() + 60
-        while not (children := process.children()) or not (tmp_path / "run").exists():
+        while not (tmp_path / "run").exists():
             assert process.poll() is None and time.monotonic() < deadline, "no build"
             time.sleep(0.02)
+        yield process
     finally:
-        process.send_signal(number)
-        process.wait(10)
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_build_ends_with_the_service_that_wants_it(long_build: subprocess.Popen[str], number: signal.Signals):
+    children, began = psutil.Process(long_build.pid).children(), time.monotonic()
+    if number == signal.SIGINT:
+        os.killpg(long_build.pid, number)  # as Ctrl-C does: the child hears it too
+    else:
+        long_build.send_signal(number)
+    _, said = long_build.communicate(timeout=10)
+    assert time.monotonic() - began < 2
+    assert (long_build.returncode, said) == (0 if number != signal.SIGKILL else -number, "")
     _, left = psutil.wait_procs(children, timeout=20)
-    assert left == []
+    assert left == [] and children
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_is_told_in_a_sentence(long_build: subprocess.Popen[str]):
+    for child in psutil.Process(long_build.pid).children():
+        if "resource_tracker" not in " ".join(child.cmdline()):
+            child.kill()
+    _, said = long_build.communicate(timeout=10)
+    assert long_build.returncode == 2
+    assert re.fullmatch(r"env_search: The build of \S+/index ended with status -9: .*\n", said), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("call", ["time.sleep(1000)", "libc.pthread_mutex_lock(lock)"])
+def test_told_to_stop_while_it_reads_the_corpus_it_ends_quietly(number: signal.Signals, call: str):
+    work = f"""
+import ctypes, time
+from services.env_search import index
+from services.env_search.__main__ import end_at_once_while_starting, serve
+from shared.service import main
+
+libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+libc.pthread_mutex_lock(lock)
+
+def reads(path):
+    print("reads", flush=True)
+    {call}
+
+index.file_size = reads
+end_at_once_while_starting()
+main("env_search", serve)
+"""
+    run = environment(port=0, corpus="a disk that hangs", index="-")
+    process = subprocess.Popen(
+        [sys.executable, "-c", work], env=run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout and process.stdout.readline() == "reads\n"
+        began = time.monotonic()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+        assert time.monotonic() - began < 2
+    finally:
+        process.kill()
+    assert (process.returncode, said) == (0, "")
 
 
 @pytest.mark.slow
@@ -237,18 +326,17 @@ def test_a_search_that_is_stuck_ends_the_process_for_another_to_start(corpus_fil
     run = subprocess.Popen(
         [sys.executable, "-c", HANGS.format(stuck_s=2)],
         env=environment(port=0, corpus=corpus_file, index=corpus_file.with_name("index")),
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        assert run.stdout
-        address = re.search(r"(http://\S+)/retrieve", run.stdout.readline())
+        assert run.stderr
+        address = re.search(r"(http://\S+)/retrieve", run.stderr.readline())
         assert address
         assert httpx.post(f"{address[1]}/retrieve", json={"query": "weir"}).status_code == 503
         _, said = run.communicate(timeout=20)
     finally:
         run.kill()
     assert run.returncode == 1
-    assert said.endswith("env_search: a search has not ended for 2 s, so this process ends: start it again\n"), said
+    assert re.search(rf"\n{TIME} env_search ERROR a search has not ended for 2 s, so this process ends: .*\n$", said)
     assert "Traceback" not in said
