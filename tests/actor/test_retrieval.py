@@ -181,6 +181,7 @@ async def test_another_index_behind_the_same_address_is_noticed_by_its_answers()
             assert await retriever.index() == index
 
 
+@pytest.mark.alone
 async def test_a_latency_is_waited_behind_the_answer_and_holds_up_nobody_else():
     latency = parse_latency("uniform(0.05, 0.4)")
     ended: dict[int, float] = {}

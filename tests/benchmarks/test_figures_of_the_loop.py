@@ -106,6 +106,7 @@ def test_a_study_without_finished_runs_is_refused_by_its_name(tmp_path):
         real_arms.measure(study=str(tmp_path))
 
 
+@pytest.mark.alone
 def test_seats_by_running_rollouts_are_used_better_than_seats_by_group():
     [figure] = seats.measure(groups=2, group_size=4, tasks=16, mean_s=0.05, repetitions=1)
     assert (figure.ratio or 0) > 1

@@ -21,6 +21,7 @@ from shared.config import build, known_keys, load
 EXAMPLES = plan.PACKAGE_ROOT / "examples"
 
 
+@pytest.mark.alone
 def test_help_is_quick_and_teaches() -> None:
     seconds = []
     said = ""

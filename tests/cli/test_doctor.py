@@ -47,6 +47,7 @@ def test_every_shortcoming_comes_with_something_to_do() -> None:
         assert check.state == "ok" or check.advice, check
 
 
+@pytest.mark.alone
 def test_no_model_library_is_imported_and_it_takes_under_three_seconds() -> None:
     program = (
         "import sys, time, pathlib; began = time.monotonic()\n"

@@ -215,6 +215,7 @@ def long_build(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.alone
 def test_a_build_ends_with_the_service_that_wants_it(long_build: subprocess.Popen[str], number: signal.Signals):
     children, began = psutil.Process(long_build.pid).children(), time.monotonic()
     if number == signal.SIGINT:
@@ -241,6 +242,7 @@ def test_a_build_that_is_killed_is_told_in_a_sentence(long_build: subprocess.Pop
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("call", ["time.sleep(1000)", "libc.pthread_mutex_lock(lock)"])
+@pytest.mark.alone
 def test_told_to_stop_while_it_reads_the_corpus_it_ends_quietly(number: signal.Signals, call: str):
     work = f"""
 import ctypes, time
@@ -300,6 +302,7 @@ def metric(client: httpx.Client, name: str) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_search_that_hangs_is_named_keeps_nobody_waiting_and_no_process_alive(
     corpus_file: Path, small_index: OpenIndex
 ):

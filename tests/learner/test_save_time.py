@@ -29,6 +29,7 @@ WAIT_S = 1.5
 
 
 @pytest.mark.parametrize(("what", "heard"), [("publish", "published"), ("save", "saved")])
+@pytest.mark.alone
 def test_a_wait_for_room_is_no_part_of_it(
     config: Config, client: Any, feed: Feed, monkeypatch: pytest.MonkeyPatch, what: str, heard: str
 ) -> None:

@@ -128,6 +128,7 @@ def test_expressions_are_compared_by_value(answer: str, target: str, same: bool)
 
 
 @math_verify
+@pytest.mark.alone
 def test_a_slow_expression_costs_its_time_limit_and_no_more():
     equal("1/3", "2/6", timeout_s=20)  # the worker is up
     started = time.monotonic()
@@ -157,6 +158,7 @@ def warm_up() -> None:
 @math_verify
 @pytest.mark.slow
 @pytest.mark.parametrize("expression", SLOW)
+@pytest.mark.alone
 def test_the_time_limit_holds_whatever_is_written(expression: str):
     warm_up()
     started = time.monotonic()
@@ -165,6 +167,7 @@ def test_the_time_limit_holds_whatever_is_written(expression: str):
 
 
 @math_verify
+@pytest.mark.alone
 def test_the_same_slow_answer_is_paid_for_once():
     assert score("math", r"\boxed{8^{8^{8^{8}}}}", "7", math_timeout_s=0.5).correct is False
     started = time.monotonic()
@@ -200,6 +203,7 @@ def test_who_waits_for_others_until_the_deadline_is_unscored_not_wrong():
 
 
 @math_verify
+@pytest.mark.alone
 def test_a_worker_that_starts_slowly_leaves_the_answer_unscored_and_goes_on_starting():
     worker = Worker()
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import pytest
 import pytest_asyncio
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -109,6 +110,7 @@ async def test_a_group_is_stored_whose_fellow_is_cancelled(client):
     assert {keys.payload("t1").encode(), keys.payload("t3").encode()} <= set(await client.keys(keys.payload("*")))
 
 
+@pytest.mark.alone
 async def test_many_writers_do_not_wait_out_a_server_that_hangs_one_after_the_other(client, redis_url, monkeypatch):
     monkeypatch.setattr("shared.group_store.WAIT_S", 0.4)
     keys = Keys("r")
