@@ -91,8 +91,8 @@ def ours(corpus: Path, index: Path) -> Iterator[tuple[int, int]]:
         path = Path(folder) / "run.toml"
         path.write_text(f'[search]\ncorpus = "{corpus}"\nindex = "{index}"\nport = {port}\ncache_entries = 0\n')
         environment = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE_")}
-        service = subprocess.Popen([sys.executable, "-m", "services.env_search"], stdout=subprocess.DEVNULL,
-                                   env=environment | {"HEADRACE_CONFIG": str(path), "HEADRACE_LOG": "WARNING"})  # fmt: skip
+        environment |= {"HEADRACE_CONFIG": str(path), "HEADRACE_LOG": "WARNING"}
+        service = subprocess.Popen([sys.executable, "-m", "services.env_search"], env=environment)
         try:
             yield service.pid, port
         finally:
