@@ -11,7 +11,7 @@ from shared.errors import UserError
 def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
     """The file's tree. UserError in a sentence; `what` it is and an `example` to start from are for one not there."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8-sig"))  # some editors write a mark in front
     except IsADirectoryError:
         if (path / "config.toml").is_file():
             raise UserError(
@@ -21,7 +21,9 @@ def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
         raise UserError(f"{path} is a folder, not a {what}: name a file.") from None
     except FileNotFoundError:
         raise UserError(f"there is no {what} {path}: check the path, or start from {example}.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text: save it as UTF-8.") from None
+    except OSError as error:
         raise UserError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from None

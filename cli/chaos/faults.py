@@ -6,7 +6,8 @@ restart  SIGTERM; whoever is still there after LEAVE_S gets SIGKILL, and the rep
 cut      every connection of a link is broken, new ones too, for a while
 delay    each chunk on a link waits DELAY_S, both ways
 disk     no file of the process may grow (RLIMIT_FSIZE: EFBIG where a full disk says ENOSPC), nor of who takes its place
-damage   bytes of the newest published version are flipped, and an actor is killed so that somebody must read it
+damage   bytes of the newest published version are flipped, and an actor is killed, which has to read it when it is
+         back: the learner is stopped until somebody has refused it, or a newer version would take its place
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from shared import weights
 LEAVE_S = 10.0
 DELAY_S = 0.2
 LOOK_S = 0.1
+READ_S = 90.0  # an actor starts in 10 to 45 s
 FLIPPED_BYTES = 64
 SMALL_FILE_BYTES = 2**15  # what a learner may still write: lines in its log, no weights
 
@@ -46,12 +48,21 @@ class Inflicted:
 
 
 class Inflictor:
-    """Has the means: processes by name, links by name, the folder of the weights and Redis's log."""
+    """Has the means: processes by name, links by name, the folder of the weights and Redis's log.
+
+    refused: the versions that actors have refused by now, as in their events.
+    """
 
     def __init__(
-        self, running: Mapping[str, Running], links: Mapping[str, Link], weights_dir: Path, redis_dir: Path, seed: int
+        self,
+        running: Mapping[str, Running],
+        links: Mapping[str, Link],
+        weights_dir: Path,
+        redis_dir: Path,
+        refused: Container[str],
+        seed: int,
     ) -> None:
-        self._running, self._links = running, links
+        self._running, self._links, self._refused = running, links, refused
         self._weights_dir, self._redis_dir = weights_dir, redis_dir
         self._rng = random.Random(seed)
 
@@ -137,13 +148,26 @@ class Inflictor:
                 _limit(pid, resource.RLIM_INFINITY)
 
     async def _damage(self) -> str:
+        learner = await self._group(schedule.LEARNER)
+        _signal(learner, signal.SIGSTOP)
+        try:
+            return await self._damage_newest()
+        finally:
+            _signal(learner, signal.SIGCONT)
+
+    async def _damage_newest(self) -> str:
         published = weights.published(self._weights_dir)
         try:
             self._flip(next((self._weights_dir / published[-1].directory).glob("*.safetensors")))
         except (IndexError, StopIteration, FileNotFoundError):
             return "no version was there to be damaged"
         await self._kill(self._one_of(schedule.ACTOR))
-        return f"version {published[-1]}"
+        version, deadline = str(published[-1]), time.monotonic() + READ_S
+        while version not in self._refused:
+            if time.monotonic() > deadline:
+                return f"nobody read the damaged version {version}"
+            await asyncio.sleep(LOOK_S)
+        return f"version {version}"
 
     def _flip(self, file: Path) -> None:
         data = bytearray(file.read_bytes())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 KILL, STOP, RESTART, CUT, DELAY, DISK, DAMAGE = KINDS = ("kill", "stop", "restart", "cut", "delay", "disk", "damage")
 LASTING = (STOP, CUT, DELAY, DISK)
-REDIS, SEARCH, ACTOR = "redis", "env_search", "actor"
+REDIS, SEARCH, ACTOR, LEARNER = "redis", "env_search", "actor", "learner"
 WEIGHTS = "weights"
 
 
@@ -29,12 +29,12 @@ class Fault:
 
 def pairs(search: bool) -> list[tuple[str, str]]:
     """Every kind with everything it can strike; `search`: whether the run has a retriever of its own."""
-    services = ["replay", "learner", ACTOR, *([SEARCH] if search else [])]
+    services = ["replay", LEARNER, ACTOR, *([SEARCH] if search else [])]
     links = [f"{service}-{REDIS}" for service in services if service != SEARCH]
     links += [f"{ACTOR}-{SEARCH}"] if search else []
     found = [(kind, target) for kind in (KILL, STOP, RESTART) for target in [*services, REDIS]]
     found += [(kind, link) for kind in (CUT, DELAY) for link in links]
-    return [*found, (DISK, REDIS), (DISK, "learner"), (DAMAGE, WEIGHTS)]
+    return [*found, (DISK, REDIS), (DISK, LEARNER), (DAMAGE, WEIGHTS)]
 
 
 def plan(seed: int, minutes: float, every_s: float, longest_s: float, search: bool) -> list[Fault]:

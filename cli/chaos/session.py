@@ -39,6 +39,7 @@ class ChaosSession(Session):
         self._faults, self._seed = faults, seed
         self._links: dict[str, Link] = {}
         self._ports: dict[str, int] = {}
+        self._refused: set[str] = set()  # versions
         self._progress = time.monotonic()
 
     async def run(self) -> Outcome:
@@ -88,7 +89,9 @@ class ChaosSession(Session):
     async def _hurt(self, supervisor: Supervisor) -> None:
         """Never returns: the run has an end of its own, or is ended here when it stands still."""
         folder = self.run_dir / local_redis.FOLDER
-        inflictor = Inflictor(supervisor.running, self._links, self.config.weights_dir, folder, self._seed)
+        inflictor = Inflictor(
+            supervisor.running, self._links, self.config.weights_dir, folder, self._refused, self._seed
+        )
         await self._until(lambda: len(self.view.ready) == len(self.specs))
         began = time.monotonic()
         under_way: list[asyncio.Task[None]] = []
@@ -120,6 +123,8 @@ class ChaosSession(Session):
         super()._on_event(record)
         if record["kind"] in ("step", "eval", "finished"):
             self._progress = time.monotonic()
+        elif record["kind"] == "refused":
+            self._refused.add(record["version"])
 
 
 def _at_port(url: str, port: int) -> str:

@@ -24,10 +24,10 @@ LONG_S = 15.0  # between two steps nobody has to be told
 
 async def follow_to_end(config: Config, screen: Screen) -> bool:
     """Record and show until the run has finished (True) or SIGINT or SIGTERM (False). UserError without a server."""
+    await until_up(config.redis.url, config.redis.wait_s)  # there is nothing to record yet: a signal ends it at once
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await until_up(config.redis.url, config.redis.wait_s)
     view = RunView(config.run.name, config.run.steps, time.time())
     recorder = Recorder(config.run_dir)
     recorder.note("session", pid=os.getpid(), steps=config.run.steps, env_latency=config.env.latency)

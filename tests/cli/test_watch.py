@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,6 +58,20 @@ def test_a_watcher_that_was_stopped_goes_on_where_it_was(redis_url: str, tmp_pat
     assert main(_command(redis_url, tmp_path)) == 0
     kinds = [r["kind"] for r in read_records(tmp_path / NAME / EVENTS)]
     assert kinds.count("step") == 2 and kinds.count("finished") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_that_waits_for_redis_leaves_at_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        command = _command(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", tmp_path)
+        process = subprocess.Popen([sys.executable, "-m", "cli.main", *command], stderr=subprocess.PIPE, text=True)
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(number)
+            _, said = process.communicate(timeout=10)
+    assert process.returncode in (130, -signal.SIGTERM) and "Traceback" not in said
 
 
 def test_it_says_what_is_waited_for_before_the_first_step_and_where_a_wait_is_long() -> None:

@@ -44,6 +44,9 @@ def test_a_run_that_is_struck_by_every_kind_of_fault_loses_nothing_and_learns_wh
     assert (record["groups_lost"], record["groups_counted_twice"], record["steps"]) == (0, 0, STEPS)
     assert record["faults"] == record["faults_planned"] > len(pairs(search=True)), "the run ended before the faults"
     assert all(record["kinds"][kind]["times"] for kind in KINDS), record["kinds"]
+    assert record["weights_refused"], "nobody read the version that was damaged"
+    assert not any("did not leave" in note for note in record["notes"]), record["notes"]
+    assert record["log"]["dead_letters"] == 0
     assert record["log"]["lineages"] > 1 and record["log"]["batches"] == STEPS
     assert json.loads((folder / "hurt" / "chaos.json").read_text()) == record
     low, high = record["em_change"]

@@ -131,6 +131,11 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("a = " + "[" * 3000)
     with pytest.raises(UserError, match=r"broken\.toml is not valid TOML: its brackets are nested too deep"):
         config.load(broken, [], {})
+    broken.write_bytes("[run]\nname = 'caf\u00e9'".encode("latin-1"))
+    with pytest.raises(UserError, match=r"broken\.toml is not UTF-8 text: save it as UTF-8"):
+        config.load(broken, [], {})
+    broken.write_bytes("\ufeff[run]\r\nsteps = 3\r\n".encode())  # as some editors write it
+    assert config.load(broken, [], {}).run.steps == 3
     with pytest.raises(UserError, match=r"learner\.lr"):
         config.load(None, ["--learner.lr", "[" * 3000], {})
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,8 +61,10 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
     await keeper.stop()
 
 
-def inflictor(supervisor: Supervisor, folder: Path, links: dict[str, Link] | None = None) -> Inflictor:
-    return Inflictor(supervisor.running, links or {}, folder / "weights", folder / "redis", seed=0)
+def inflictor(
+    supervisor: Supervisor, folder: Path, links: dict[str, Link] | None = None, refused: Container[str] = ()
+) -> Inflictor:
+    return Inflictor(supervisor.running, links or {}, folder / "weights", folder / "redis", refused, seed=0)
 
 
 async def until(condition, within_s: float = 60.0) -> None:
@@ -156,22 +158,41 @@ async def test_on_a_full_disk_no_file_grows_whoever_writes_it(supervisor: Superv
     await until(lambda: file.stat().st_size > size + 4 * 4096)
 
 
-async def test_a_damaged_version_is_the_newest_and_an_actor_must_read_it(
+async def test_a_damaged_version_stays_the_newest_until_an_actor_has_refused_it(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    pid = await begun(supervisor, tmp_path, "actor-0")
-    made = {}
-    for number in (1, 2):
-        folder, digest, _ = weights.publish(
-            tmp_path / "weights", Version(0, number), lambda f: _write(f / "m.safetensors")
-        )
-        made[number] = folder, digest
-    done = await inflictor(supervisor, tmp_path).inflict(Fault(0, "damage", "weights", 0))
-    assert done.note == "version 0.2"
+    pid, learner = await begun(supervisor, tmp_path, "actor-0"), psutil.Process(await begun(supervisor, tmp_path))
+    made = {number: publish(tmp_path, number) for number in (1, 2)}
+    refused: set[str] = set()
+    job = asyncio.ensure_future(
+        inflictor(supervisor, tmp_path, refused=refused).inflict(Fault(0, "damage", "weights", 0))
+    )
+    await until(lambda: supervisor.running["actor-0"].pid not in (pid, None))
+    refused.add("0.1")
+    await asyncio.sleep(3 * faults.LOOK_S)
+    assert learner.status() == psutil.STATUS_STOPPED and not job.done(), "it would publish a newer one"
     weights.verify(*made[1])
     with pytest.raises(UserError, match="damaged or replaced"):
         weights.verify(*made[2])
-    await until(lambda: supervisor.running["actor-0"].pid not in (pid, None))
+    refused.add("0.2")
+    assert (await job).note == "version 0.2"
+    await until(lambda: learner.status() != psutil.STATUS_STOPPED)
+
+
+async def test_a_damage_that_nobody_saw_is_named(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "READ_S", 0.3)
+    learner = psutil.Process(await begun(supervisor, tmp_path))
+    publish(tmp_path, 1)
+    done = await inflictor(supervisor, tmp_path).inflict(Fault(0, "damage", "weights", 0))
+    assert done.note == "nobody read the damaged version 0.1"
+    await until(lambda: learner.status() != psutil.STATUS_STOPPED)
+
+
+def publish(folder: Path, number: int) -> tuple[Path, str]:
+    made, digest, _ = weights.publish(folder / "weights", Version(0, number), lambda f: _write(f / "m.safetensors"))
+    return made, digest
 
 
 def _write(file: Path) -> None:
