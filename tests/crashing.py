@@ -5,6 +5,9 @@
 Between two writes a service changes its memory alone, so to be killed right after the n-th is to be killed right before
 the next one. A test that dies at 1, 2, 3, ... until a run ends unharmed has been killed at every moment that matters.
 `lost=True` is the other half: the n-th write is carried out, its reply is lost, and the service lives on.
+
+A death here is an exception after which nothing is written; processes that a real SIGKILL ends are in tests/e2e
+(test_exact_resume.py, test_interrupt.py, test_faults_of_services.py, test_eval.py).
 """
 
 import os
@@ -96,23 +99,30 @@ def mortal(client: Any, death: Death) -> Any:
     return client
 
 
-def mortal_files(monkeypatch: pytest.MonkeyPatch, root: Path, death: Callable[[], Death | None]) -> None:
-    """What is renamed, linked or deleted below `root` is a write of the life that `death()` gives, if any."""
+def mortal_files(
+    monkeypatch: pytest.MonkeyPatch, root: Path, death: Callable[[], Death | None], *, each: bool = False
+) -> None:
+    """What is renamed, linked or deleted below `root` is a write of the life that `death()` gives, if any.
+
+    each: every file and folder that a deletion takes is one too, and every piece of a file that is put into its place.
+    """
 
     def wrap(module: Any, name: str) -> None:
         real = getattr(module, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             now = death()
-            if now is None or not any(str(a).startswith(str(root)) for a in args):
+            paths = [] if now is None else [_path(a, kwargs.get("dir_fd")) for a in args[:2]]
+            if now is None or not any(path.startswith(str(root)) for path in paths):
                 return real(*args, **kwargs)
             if not now.lost:
-                now.before(f"{name} {args[0]}")
+                now.before(f"{name} {paths[0]}")
             return real(*args, **kwargs)
 
         monkeypatch.setattr(module, name, call)
 
-    for module, name in ((os, "rename"), (os, "replace"), (os, "symlink"), (shutil, "rmtree")):
+    whole = ((os, "rename"), (os, "replace"), (os, "symlink"), (shutil, "rmtree"))
+    for module, name in (*whole, *(((os, "pwrite"), (os, "unlink"), (os, "rmdir")) if each else ())):
         wrap(module, name)
 
 
@@ -142,6 +152,13 @@ def _plain(real: Callable[..., Any], death: Death, name_of: Callable[..., str]) 
             death.after(number)
 
     return call
+
+
+def _path(named: Any, folder: int | None) -> str:
+    """Also of an open file, and of a name in an open folder."""
+    if isinstance(named, int):
+        return os.readlink(f"/proc/self/fd/{named}")
+    return str(named) if folder is None else f"{_path(folder, None)}/{named}"
 
 
 def _names(stack: Any) -> list[str]:
