@@ -105,9 +105,9 @@ async def test_with_groups_of_later_steps_here_nothing_is_lost_and_nothing_is_do
         assert await life(death).trains() == (batches, counters, left), f"{death.at}: {death.where}"
 
 
-# with policies that refill, ask again and keep prompts, so that those writes are struck too
+# with policies that refill, ask again, keep prompts and draw, so that those writes and the draws are struck too
 DEATHS = [("headroom_drift", False), ("headroom_drift", True)]
-DEATHS += [(policy, False) for policy in ("dapo", "exgrpo", "bapo", "rollout_advantage")]
+DEATHS += [(policy, False) for policy in ("dapo", "exgrpo", "bapo", "rollout_advantage", "uniform")]
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ async def test_at_every_write_nothing_is_lost_and_nothing_is_done_twice(make_con
 
     batches, counters, left = await Life(config(), Death(0)).trains()
     assert [batch.step for batch in batches] == list(range(STEPS)) and not counters["lost"]
-    if policy == "headroom_drift":
+    if policy in ("headroom_drift", "uniform"):
         assert any(batch.replay for batch in batches) and counters["evicted"]
     kinds: set[str] = set()
     for death in deaths(lost=lost):
