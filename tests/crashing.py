@@ -157,7 +157,7 @@ def _plain(real: Callable[..., Any], death: Death, name_of: Callable[..., str]) 
 def _path(named: Any, folder: int | None) -> str:
     """Also of an open file, and of a name in an open folder."""
     if isinstance(named, int):
-        return os.readlink(f"/proc/self/fd/{named}")
+        return str(Path(f"/proc/self/fd/{named}").readlink())
     return str(named) if folder is None else f"{_path(folder, None)}/{named}"
 
 
