@@ -2,12 +2,13 @@
 
 import asyncio
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import redis
 
 from cli.chaos.aof import AppendOnlyFile
 from cli.chaos.checker import check
@@ -18,6 +19,7 @@ from shared.cancellation import stop
 from shared.config import Config, build
 from shared.messages import Batch, Checkpointed, Record
 from shared.redis_client import wait_until_up
+from shared.streams import FIELD, Keys
 from tests.replay.peers import PeerActor, PeerLearner, Questions
 from tests.replay.test_service import new_replay
 
@@ -38,14 +40,19 @@ def settings(url: str = "", **replay: object) -> Config:
     return build(tree)
 
 
-def made(folder: Path, fail_share: float = 0.1, questions: int = 0, **replay: object) -> Path:
+def made(
+    folder: Path, fail_share: float = 0.1, questions: int = 0, unreadable: Sequence[str] = (), **replay: object
+) -> Path:
     """Run replay with its peers, both crashing, on a server that keeps its history; the server's folder.
 
-    questions: that each of the two evaluations asks.
+    questions: that each of the two evaluations asks. unreadable: streams whose first message is not one.
     """
     server = local_redis.prepare(folder, 0, keep_history=True)
     process = started(server)
     try:
+        with redis.Redis.from_url(server.url) as client:
+            for stream in unreadable:
+                client.xadd(Keys("judged").prefix + stream, {FIELD: b"\xc1"})
         asyncio.run(train(settings(server.url, **replay), fail_share, questions))
     finally:
         process.terminate()  # killed while its disk is busy it would lose the end of the log

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from cli.chaos.aof import AppendOnlyFile
 from cli.chaos.checker import check
-from cli.chaos.log import Added, Counted, Dropped, Fact, Noted, Put
-from shared.messages import Batch, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained, WeightsNotice
+from cli.chaos.log import Added, Counted, Dropped, Fact, Noted, Put, facts
+from shared.messages import Batch, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained, WeightsNotice, encode
 from shared.versions import Version
 from tests.cli.chaos.logs import TAU, Log, all_of, edited, first, made, message, planted, read, refused, settings
 
@@ -109,9 +110,32 @@ def test_a_group_that_is_fresh_twice_is_named(clean: Log) -> None:
 
 
 def test_a_step_with_two_batches_is_named(clean: Log) -> None:
-    batch = first(clean, lambda f: message(f, Batch) is not None)
-    other = edited(batch, fresh=batch.message.fresh[::-1])
-    refused(planted(clean, lambda f: [f, other] if f is batch else f), "step 0 was given two different batches")
+    batch = first(clean, lambda f: bool(m := message(f, Batch)) and bool(m.replay))
+    for other in (edited(batch, fresh=batch.message.fresh[::-1]), edited(batch, replay=[])):
+        log = planted(clean, lambda f, other=other: [f, other] if f is batch else f)
+        refused(log, f"step {batch.message.step} was given two different batches")
+
+
+def test_what_a_service_cannot_read_is_a_dead_letter_of_the_log(tmp_path: Path) -> None:
+    verdict = check(settings(), read(made(tmp_path, unreadable=("groups", "results"))))
+    assert (verdict.broken, verdict.counts["dead_letters"]) == ([], 2)
+
+
+def test_what_cannot_be_read_and_had_an_effect_is_missed(folder: Path, clean: Log) -> None:
+    header = first(clean, lambda f: bool((h := message(f, GroupHeader)) and h.usable)).message
+    trained = all_of(clean, Trained)[-1].message
+    batch = first(clean, lambda f: message(f, Batch) is not None).message
+    for sent, words in (
+        (header, [header.id, "dropped without a group"]),
+        (trained, ["issued training tasks", f"{4 * trained.step} are trained"]),
+        (batch, [f"step {batch.step} was trained, and no batch was sent"]),
+    ):
+        data = encode(sent)
+        history = AppendOnlyFile(folder).transactions()
+        cut = ([[word[:-1] if word == data else word for word in words] for words in commands] for commands in history)
+        log = list(facts(cut, "judged"))
+        assert any(isinstance(f, Added) and f.message is None for t in log for f in t)
+        refused(log, *words)
 
 
 def test_a_ledger_that_goes_back_is_named(clean: Log) -> None:
