@@ -71,6 +71,7 @@ async def test_rows_that_join_and_leave_get_the_tokens_of_a_plain_loop(engine, m
         assert g.ids == tokens
         assert np.abs(np.array(g.logprobs) - logprobs).max() < 1e-5
     assert {g.finish for g in got} == {"stop", "eos", "length"}
+    assert {g.ids[-1] for g in got if g.finish == "eos"} == set(ENDS)  # all of the generation config
 
 
 @pytest.mark.slow
