@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.actor.retrieval import RetrievalClient, RetrievalFailed
+from services.actor.retrieval import WINDOW_S, RetrievalClient, RetrievalFailed
 from shared.latency import parse_latency
 
 
@@ -77,6 +77,17 @@ async def test_queries_at_once_travel_together_and_come_back_to_their_askers():
         assert [d[0].id for d in found] == [f"q{i}" for i in range(20)]
         assert (found[3][0].title, found[3][0].text) == ("T q3", "body q3")
         assert len(server.requests) == 1
+
+
+async def test_a_query_that_nobody_waits_for_any_more_is_not_sent_and_no_request_is_empty():
+    async with Server(right) as server, client(server) as retriever:
+        for others in ([], ["q"]):
+            askers = [asyncio.create_task(retriever.search(query)) for query in ("gone", *others)]
+            await asyncio.sleep(0)  # all wait for company
+            askers[0].cancel()
+            await asyncio.gather(*askers, return_exceptions=True)
+            await asyncio.sleep(2 * WINDOW_S)
+        assert server.requests == [["q"]]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
