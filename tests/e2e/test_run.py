@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cli.run.local_redis import stored_url
 from cli.run.recorder import read_records
 from examples.smollm2.check_masks import check_run
 from shared.versions import Version
@@ -50,6 +53,7 @@ class Finished:
     summary: dict[str, Any]
     steps: list[dict[str, Any]]
     traffic: Traffic
+    redis_at: list[str]  # the addresses that its own server listened on
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +62,14 @@ def run(start: Start, folder: Path, policy: Path) -> Iterator[Finished]:
     tap = Tap(folder / "whole")
     command = start("up", str(ATLAS.parent / "atlas.toml"), f"--model.path={policy}", *SETTINGS)
     tap.wait_until_listening()
+    port = urlsplit(stored_url(folder / "whole") or "").port
+    listening = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr]
     assert command.wait(400) == 0, command.said
     command.assert_gone()
     run_dir = folder / "whole"
     summary = json.loads((run_dir / "summary.json").read_text())
-    yield Finished(run_dir, summary, read_records(run_dir / "metrics.jsonl"), tap.close())
+    redis_at = [address.ip for address in listening if address.port == port]
+    yield Finished(run_dir, summary, read_records(run_dir / "metrics.jsonl"), tap.close(), redis_at)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +107,10 @@ def test_no_readable_file_of_a_run_holds_its_password(run: Finished) -> None:
     ]
     assert len(files) > 10
     assert [f for f in files if secret.encode() in f.read_bytes()] == []
+
+
+def test_the_runs_own_redis_listens_to_this_machine_alone(run: Finished) -> None:
+    assert run.redis_at == ["127.0.0.1"]
 
 
 def test_there_is_one_line_of_metrics_a_step(run: Finished) -> None:
