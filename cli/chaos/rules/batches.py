@@ -150,6 +150,8 @@ class BatchesObeyTheMethod:
     def _file(self, header: GroupHeader) -> None:
         if header.kind == EVAL or not header.usable or header.id in self._known:
             return
+        if header.id not in self._min_version:
+            return  # of a task whose issue the server has lost: replay drops it
         if header.version_min.number < self._min_version[header.id]:
             return  # of an attempt that was replaced, and older than the one in its place may be
         self._known.add(header.id)

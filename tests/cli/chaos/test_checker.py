@@ -10,7 +10,7 @@ import pytest
 
 from cli.chaos.aof import AppendOnlyFile
 from cli.chaos.checker import check
-from cli.chaos.log import Added, Counted, Dropped, Fact, Noted, Put, facts
+from cli.chaos.log import Added, Counted, Dropped, Fact, Noted, Put, Removed, facts
 from shared.messages import Batch, GroupHeader, Hello, Record, Scan, ScanResult, Task, Trained, WeightsNotice, encode
 from shared.versions import Version
 from tests.cli.chaos.logs import TAU, Log, all_of, edited, first, made, message, planted, read, refused, settings
@@ -121,11 +121,19 @@ def test_what_a_service_cannot_read_is_a_dead_letter_of_the_log(tmp_path: Path) 
     assert (verdict.broken, verdict.counts["dead_letters"]) == ([], 2)
 
 
+def test_a_group_of_a_task_that_is_not_in_the_log_breaks_no_rule(clean: Log) -> None:
+    group = first(clean, lambda f: bool((h := message(f, GroupHeader)) and h.usable))
+    stranger = edited(replace(group, id=b"8-8"), id="stranger")
+    assert check(settings(), [*clean[:20], [stranger], [Removed("groups", (b"8-8",))], *clean[20:]]).broken == []
+
+
 def test_what_cannot_be_read_and_had_an_effect_is_missed(folder: Path, clean: Log) -> None:
-    header = first(clean, lambda f: bool((h := message(f, GroupHeader)) and h.usable)).message
+    header = first(clean, lambda f: bool((h := message(f, GroupHeader)) and h.usable and not h.attempt)).message
+    task = first(clean, lambda f: bool((m := message(f, Task)) and m.id == header.id)).message
     trained = all_of(clean, Trained)[-1].message
     batch = first(clean, lambda f: message(f, Batch) is not None).message
     for sent, words in (
+        (task, [f"task {task.id} was dropped and never put on the stream"]),
         (header, [header.id, "dropped without a group"]),
         (trained, ["issued training tasks", f"{4 * trained.step} are trained"]),
         (batch, [f"step {batch.step} was trained, and no batch was sent"]),
