@@ -16,8 +16,8 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Container, Mapping
-from contextlib import suppress
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,12 +114,8 @@ class Inflictor:
         return ""
 
     async def _stop(self, name: str, seconds: float) -> None:
-        group = await self._group(name)
-        _signal(group, signal.SIGSTOP)
-        try:
+        with _stopped(await self._group(name)):
             await asyncio.sleep(seconds)
-        finally:
-            _signal(group, signal.SIGCONT)
 
     async def _hinder(self, link: str, fault: Fault) -> None:
         way = self._links[link]
@@ -148,12 +144,8 @@ class Inflictor:
                 _limit(pid, resource.RLIM_INFINITY)
 
     async def _damage(self) -> str:
-        learner = await self._group(schedule.LEARNER)
-        _signal(learner, signal.SIGSTOP)
-        try:
+        with _stopped(await self._group(schedule.LEARNER)):
             return await self._damage_newest()
-        finally:
-            _signal(learner, signal.SIGCONT)
 
     async def _damage_newest(self) -> str:
         published = weights.published(self._weights_dir)
@@ -186,6 +178,16 @@ def _limit(pid: int, size: int) -> None:
     with suppress(ProcessLookupError):
         _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size == resource.RLIM_INFINITY else size, hard))
+
+
+@contextmanager
+def _stopped(group: int) -> Iterator[None]:
+    """The processes of a group stand still in here; they go on in any case."""
+    _signal(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(group, signal.SIGCONT)
 
 
 def _signal(group: int, number: signal.Signals) -> None:
