@@ -21,7 +21,7 @@ from cli.run.summary import summarise
 from shared import events
 from shared.streams import Keys
 from tests.cli.chaos.test_command import COUNTS, made
-from tests.cli.test_eval import JOB, answered, report
+from tests.cli.test_eval_report import JOB, answered, report
 
 ODD = "lost [/tmp/x] [red]here[/red]"
 CLI = Path(__file__).resolve().parents[2] / "cli"
