@@ -6,6 +6,8 @@ from pathlib import Path
 
 from cli.run import devices, local_redis, one_gpu, plan, ports, retriever
 from cli.run.prompt_lengths import PromptTokens, shortened
+from cli.run.recorder import EVENTS, read_records
+from cli.run.summary import has_saved
 from cli.run.untrained import is_untrained
 from services.env_search.backend import IndexSpec, build_command
 from services.env_search.corpus import parse_document
@@ -83,12 +85,22 @@ class Preflight:
             )
         if self.resuming:
             self._same_redis(folder)
+            self._checkpoints(folder)
 
     def _same_redis(self, folder: Path) -> None:
         if self.config.redis.url and (folder / local_redis.FOLDER).is_dir():
             raise UserError(
                 f"the run in {folder} keeps its state in a Redis of its own, and redis.url is set: "
                 "leave --redis.url and HEADRACE_REDIS__URL away."
+            )
+
+    def _checkpoints(self, folder: Path) -> None:
+        """A run that had a checkpoint needs a whole one; one that was stopped before its first begins again."""
+        root = self.config.checkpoints_dir
+        if checkpoints.newest_whole(root, tell=self.notes.append) is None and has_saved(read_records(folder / EVENTS)):
+            raise UserError(
+                f"{root} holds no checkpoint any more, and this run had written some: put one back from a backup, or "
+                "start a new run under another run.name."
             )
 
     def _engine(self) -> None:

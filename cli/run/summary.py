@@ -46,6 +46,11 @@ def is_finished(records: Records) -> bool:
     return any(r["kind"] == "finished" and r["step"] >= wanted for r in records)
 
 
+def has_saved(records: Records) -> bool:
+    """Whether a checkpoint was written, as a later step or a learner that resumed from it says."""
+    return any(r["kind"] == "resumed" or r.get("learner", {}).get("checkpoint_s") for r in records)
+
+
 def last_of_each_step(records: Records) -> list[dict[str, Any]]:
     """The step events in order, each step once; what came after a step is void once it is trained again."""
     steps: list[dict[str, Any]] = []

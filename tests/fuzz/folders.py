@@ -142,7 +142,7 @@ def check_checkpoint(case: tuple[bytes, bytes]) -> bool:
     folder.mkdir(exist_ok=True)
     for name, data in zip((STATE, weights.MANIFEST), case, strict=True):
         (folder / name).write_bytes(data)
-    checkpoint.newest(FOLDER, wait=lambda _: None)
+    _taken(lambda: checkpoint.newest(FOLDER, wait=lambda _: None))
     weights.digest_in(folder)
     return _taken(lambda: checkpoint.read(folder, wait=lambda _: None))
 

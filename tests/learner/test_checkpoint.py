@@ -15,7 +15,7 @@ from services.learner.stop import Stop
 from services.learner.weights import checkpoint
 from services.learner.weights.model_files import read_companions
 from services.learner.weights.version_files import write_model
-from shared.checkpoints import STATE
+from shared.checkpoints import STATE, WAITS_S
 from shared.config import Config, build
 from shared.errors import UserError
 from shared.messages import Cursor
@@ -105,7 +105,10 @@ def damage_state(folder: Path) -> None:
     (folder / checkpoint.STATE).unlink()
 
 
-@pytest.mark.parametrize("damage", [damage_weights, damage_manifest, damage_state])
+DAMAGES = [damage_weights, damage_manifest, damage_state]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over_by_name(
     tmp_path: Path, policy_dir: Path, damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,6 +121,20 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(
     assert found is not None
     assert found[0].name == "step_2"
     assert "step_10" in caplog.text
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_where_no_checkpoint_is_whole_any_more_nobody_goes_on_from_the_first_weights(
+    tmp_path: Path, policy_dir: Path, damage: Any
+) -> None:
+    config = config_of(tmp_path, policy_dir)
+    for newest in (with_two(config.checkpoints_dir), config.checkpoints_dir / "step_2"):
+        damage(newest)
+    with pytest.raises(UserError) as refused:
+        assemble(config, Stop())
+    said = str(refused.value)
+    assert said.startswith(f"{config.checkpoints_dir} holds no whole checkpoint any more (step_4 ")
+    assert "; step_2 is passed over: " in said and "backup" in said and "run.name" in said
 
 
 UNREADABLE = Path("/proc/self/mem")  # a file that can be opened, and whose reading is an error of input and output
@@ -180,7 +197,7 @@ def test_what_stays_unreadable_is_passed_over_or_told_in_the_end(
     assert "step_4 is passed over: it is not complete, or cannot be read ([Errno 5]" in caplog.text
     with pytest.raises(UserError, match=r"cannot be read .*Input/output error"):
         checkpoint.read(folder, waits.append)
-    assert waits == 2 * list(checkpoint.WAITS_S)
+    assert waits == 2 * list(WAITS_S)
 
 
 def test_a_file_that_is_not_there_is_waited_for_by_nobody(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@
     <run>/checkpoints/latest   -> step_20
 
 Written aside, digested, synced, renamed: a folder under its final name is complete. Loading takes the newest one whose
-digest is right and names every one it passes over; what a network folder refuses for a moment is read again. The state
-holds tensors and plain values; no code is unpickled.
+digest is right and names every one it passes over; where there are some and none is right it refuses. What a network
+folder refuses for a moment is read again. The state holds tensors and plain values; no code is unpickled.
 """
 
 import json
@@ -17,22 +17,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from shared import checkpoints
-from shared.checkpoints import STATE, steps
+from shared.checkpoints import STATE, newest_whole, steps, tried
 from shared.errors import UserError
-from shared.files import REFUSED
 from shared.weights import MANIFEST, digest_of, put_in_place
 
 log = logging.getLogger("headrace")
 
 LATEST = "latest"
-WAITS_S = (1.0, 2.0, 4.0, 8.0)  # between tries to read what may be back at once
-
-T = TypeVar("T")
 
 
 def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict[str, Any]) -> Path:
@@ -58,14 +54,9 @@ def save(root: Path, step: int, write_model: Callable[[Path], None], state: dict
 
 
 def newest(root: Path, wait: Callable[[float], None] = time.sleep) -> tuple[Path, dict[str, Any]] | None:
-    """(folder, state) of the newest checkpoint whose files are the ones that were written; None when there is none."""
-    for step in sorted(_tried(root, lambda: steps(root), wait), reverse=True):
-        folder = checkpoints.folder(root, step)
-        fault = _fault(folder, wait)
-        if not fault:
-            return read(folder, wait)
-        log.warning("checkpoint %s is passed over: %s", folder, fault)
-    return None
+    """(folder, state) of the newest whole checkpoint; None when there is none. UserError when all are damaged."""
+    folder = newest_whole(root, wait)
+    return read(folder, wait) if folder else None
 
 
 def read(folder: Path, wait: Callable[[float], None] = time.sleep) -> tuple[Path, dict[str, Any]]:
@@ -97,23 +88,10 @@ def tidy(root: Path) -> None:
         _point_latest(root, checkpoints.folder(root, there[-1]).name)
 
 
-def _tried(what: Path, call: Callable[[], T], wait: Callable[[float], None]) -> T:
-    """The result of a call that reads; raises what the system said at the last try, or what a person must mend."""
-    for seconds in WAITS_S:
-        try:
-            return call()
-        except OSError as error:
-            if error.errno in REFUSED:
-                raise
-            log.warning("%s cannot be read (%s): trying again in %g s", what, error, seconds)
-        wait(seconds)
-    return call()
-
-
 def _load_state(file: Path, wait: Callable[[float], None]) -> dict[str, Any]:
     """Tensors and plain values. UserError for anything else: its digest is right, so somebody wrote it like that."""
     try:
-        return _tried(file, lambda: _load(file), wait)
+        return tried(file, lambda: _load(file), wait)
     except UnpicklingError:
         raise UserError(
             f"{file} holds more than tensors and plain values and is not loaded, since that could run its code: "
@@ -132,18 +110,6 @@ def _load(file: Path) -> dict[str, Any]:
         if start.read(4) != b"PK\x03\x04":
             raise ValueError("it is no archive of torch.save")
     return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _fault(folder: Path, wait: Callable[[float], None]) -> str:
-    try:
-        manifest = json.loads(_tried(folder, (folder / MANIFEST).read_text, wait))
-        digest, _ = _tried(folder, lambda: digest_of(folder), wait)
-        written = manifest["digest"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return f"it is not complete, or cannot be read ({error})"
-    if digest != written:
-        return f"its files have digest {digest}, written was {written}"
-    return "" if (folder / STATE).is_file() else f"{STATE} is missing"
 
 
 def _sync_folder(folder: Path) -> None:

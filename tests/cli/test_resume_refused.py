@@ -1,0 +1,80 @@
+"""What keeps a run from going on is said in one sentence before anything starts, and what does not is let through."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli import up
+from cli.main import main
+from shared.checkpoints import STATE
+from shared.weights import MANIFEST, digest_of
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run_dir(write_config: Callable[..., Path]) -> Path:
+    """The folder of a run that was stopped before its first checkpoint."""
+    config = up.resolve(str(write_config()), None, [])
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.toml").write_text(config.to_toml())
+    (config.run_dir / "events.jsonl").write_text('{"kind": "session", "time": 0.0}\n')
+    return config.run_dir
+
+
+def saved(run_dir: Path, step: int) -> Path:
+    """A whole checkpoint, and the events by which it is known."""
+    folder = run_dir / "checkpoints" / f"step_{step}"
+    folder.mkdir(parents=True)
+    for name in (STATE, "model.safetensors"):
+        (folder / name).write_bytes(b"of step %d" % step)
+    digest, size = digest_of(folder)
+    (folder / MANIFEST).write_text(json.dumps({"step": step, "digest": digest, "size": size}))
+    with (run_dir / "events.jsonl").open("a") as events:
+        for number, seconds in ((step - 1, 0.0), (step, 0.1)):
+            record = {"kind": "step", "time": 1.0, "step": number, "learner": {"checkpoint_s": seconds}}
+            events.write(json.dumps(record) + "\n")
+    return folder
+
+
+def refusal(run_dir: Path, capsys: Capture, *overrides: str) -> str:
+    """The sentence with which the run is not resumed."""
+    before = {path: path.lstat().st_mtime_ns for path in run_dir.rglob("*")}
+    assert main(["up", "--resume", str(run_dir), *overrides]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("headrace: ") and said.err.count("\n") == 1 and not said.out
+    assert {path: path.lstat().st_mtime_ns for path in run_dir.rglob("*")} == before, "nothing was written"
+    return said.err.removeprefix("headrace: ").rstrip()
+
+
+def may_go_on(run_dir: Path, capsys: Capture, *overrides: str) -> str:
+    """What is noted of a run that may be resumed."""
+    assert main(["up", "--resume", str(run_dir), "--dry-run", *overrides]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_resumed(run_dir: Path, capsys: Capture) -> None:
+    for step in (2, 4):
+        (saved(run_dir, step) / "model.safetensors").write_bytes(b"of another!")
+    said = refusal(run_dir, capsys)
+    assert said.startswith(f"{run_dir / 'checkpoints'} holds no whole checkpoint any more (step_4 is passed over: its ")
+    assert said.endswith("): put one back from a backup, or start a new run under another run.name.")
+
+
+def test_a_run_whose_checkpoints_were_deleted_is_not_resumed(run_dir: Path, capsys: Capture) -> None:
+    saved(run_dir, 2).rename(run_dir / "elsewhere")
+    assert f"{run_dir / 'checkpoints'} holds no checkpoint any more" in refusal(run_dir, capsys)
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_goes_on(run_dir: Path, capsys: Capture) -> None:
+    may_go_on(run_dir, capsys)
+    (run_dir / "checkpoints" / ".step_2.77").mkdir(parents=True)  # killed while it wrote the first
+    may_go_on(run_dir, capsys)
+
+
+def test_an_older_whole_checkpoint_is_gone_on_from(run_dir: Path, capsys: Capture) -> None:
+    saved(run_dir, 2)
+    (saved(run_dir, 4) / STATE).unlink()
+    assert "step_4 is passed over" in may_go_on(run_dir, capsys)
