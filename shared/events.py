@@ -80,7 +80,10 @@ class _Actor(_Said, tag="actor", kw_only=True):
 
 
 class _Warning(_Said, tag="warning", kw_only=True):
-    pass
+    """Of a damaged checkpoint with the trained steps that are lost: from one step on, to below another."""
+
+    lost_from: Count = 0
+    lost_to: Count = 0
 
 
 class _Resumed(_Said, tag="resumed", kw_only=True):

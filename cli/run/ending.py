@@ -98,7 +98,9 @@ def of_the_policy(s: dict[str, Any]) -> str:
 def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
     parts = s["learner_seconds"]
     restarts = f", {s['restarts']} restarts" if s["restarts"] else ""
+    lost = [("steps lost", f"{s['steps_lost']}, with a checkpoint that was damaged")] if s.get("steps_lost") else []
     return [
+        *lost,
         ("EM on held-out questions", _change(s["em_first"], s["em_last"])),
         ("mean reward in training", f"{number(s['reward_first'])} → {number(s['reward_last'])}"),
         (

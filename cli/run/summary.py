@@ -21,6 +21,7 @@ def summarise(records: Records) -> dict[str, Any]:
     learner = [s.get("learner", {}) for s in steps]
     return {
         "steps": len(steps),
+        "steps_lost": steps_lost(records),
         "env_latency": next((r["env_latency"] for r in records if r.get("env_latency")), ""),
         "seconds": session_seconds(records),
         "training_seconds": _total(steps, "seconds"),
@@ -60,6 +61,18 @@ def last_of_each_step(records: Records) -> list[dict[str, Any]]:
                 steps.pop()
             steps.append(record)
     return steps
+
+
+def steps_lost(records: Records) -> int:
+    """Trained steps that are in no weights any more, since the checkpoint that held them was damaged. Each counts once,
+    however often a learner said so.
+    """
+    said = [(r["lost_from"], r["lost_to"]) for r in records if "lost_from" in r and "lost_to" in r]
+    lost, below = 0, 0
+    for first, end in sorted(said):
+        lost += max(0, end - max(first, below))
+        below = max(below, end)
+    return lost
 
 
 def session_seconds(records: Records) -> float:

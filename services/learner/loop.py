@@ -167,7 +167,7 @@ class Loop:
                 tx.pipe.set(streams.saved_key(self.keys), self.step)
                 tx.event("resumed", step=self.step, lineage=self.lineage)
             if self._lost:
-                tx.event("warning", text=lineage.lost_steps(*self._lost))
+                tx.event("warning", **lineage.lost_steps(*self._lost))
         metrics.announce(self.version)
         metrics.announce_limit(self.config)
         log.info("learner at version %s on %s", self.version, device_of(self.trainer.model))
@@ -250,7 +250,7 @@ class Loop:
             lineage.remember(tx.pipe, self.keys, self.lineage, max(self._saving.step, self._gone))
             tx.result(self._hello())
             if skipped:
-                tx.event("warning", text=lineage.lost_steps(*skipped))
+                tx.event("warning", **lineage.lost_steps(*skipped))
             tx.ack(entry.id)
         self._behind = False
         metrics.announce(self.version)

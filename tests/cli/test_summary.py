@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cli.run import artefacts, ending
 from cli.run.curves import draw
@@ -133,6 +134,19 @@ def test_the_curves_are_drawn_whatever_was_measured(tmp_path: Path) -> None:
     for name, events in (("full", [*records(), unscored]), ("one", [step(0)])):
         draw(events, tmp_path / f"{name}.png", name)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_steps_lost_with_a_damaged_checkpoint_are_counted_once(tmp_path: Path) -> None:
+    def said(first: int, end: int) -> dict[str, object]:
+        return {"kind": "warning", "time": 1.0, "text": "", "lost_from": first, "lost_to": end}
+
+    twice = [*records(), said(2, 4), said(2, 4)]
+    summary = summarise(twice)
+    assert (summarise(records())["steps_lost"], summary["steps_lost"]) == (0, 2)
+    assert summarise([*twice, said(8, 9), said(3, 6)])["steps_lost"] == 5
+    console = Console(width=120, record=True)
+    console.print(ending.summary_table(tmp_path, summary))
+    assert "2, with a checkpoint that was damaged" in console.export_text()
 
 
 def test_final_points_at_the_newest_checkpoint(tmp_path: Path) -> None:

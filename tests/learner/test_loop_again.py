@@ -1,5 +1,6 @@
 """The crashes that the acknowledgements are there for, and what is told again after one on either side."""
 
+import json
 from typing import Any
 
 import pytest
@@ -188,7 +189,9 @@ def test_with_the_newest_checkpoint_damaged_it_goes_on_where_the_batches_do(
     again = start(config)
     assert again.version == Version(1, 4)
     assert results(client, Hello)[-1].version == Version(1, 4)
-    assert b"checkpoint is of step 2" in client.xrevrange(KEYS.events)[0][1][FIELD]
+    said = json.loads(client.xrevrange(KEYS.events)[0][1][FIELD])
+    assert "checkpoint is of step 2, " in said["text"] and ": 2 trained steps are lost, " in said["text"]
+    assert (said["lost_from"], said["lost_to"]) == (2, 4)
     feed(Sync(step=4, batches=[]))
     feed(batch(4))
     work_off(again)

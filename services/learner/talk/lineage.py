@@ -14,12 +14,14 @@ def saved_step(client: Any, keys: Keys) -> int:
     return count(client.get(saved_key(keys)), saved_key(keys))
 
 
-def lost_steps(step: int, first: int) -> str:
-    """What to tell when the weights are those of `step` and no batch before step `first` is to be had any more."""
-    return (
+def lost_steps(step: int, first: int) -> dict[str, Any]:
+    """The warning that the weights are those of `step` and no batch before step `first` is to be had any more."""
+    lost = "1 trained step is" if first - step == 1 else f"{first - step} trained steps are"
+    text = (
         f"the newest whole checkpoint is of step {step}, and the batches below step {first} are gone: "
-        f"going on at step {first} with the weights of step {step}."
+        f"{lost} lost, going on at step {first} with the weights of step {step}."
     )
+    return {"text": text, "lost_from": step, "lost_to": first}
 
 
 def remember(pipe: Any, keys: Keys, lineage: int, saved: int) -> None:
