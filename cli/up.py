@@ -84,8 +84,7 @@ def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -
 
     if resume is not None:
         folder = Path(resume)
-        if not (folder / "config.toml").is_file():
-            raise UserError(f"{folder} is not the folder of a run: it holds no config.toml.")
+        _refuse_without_settings(folder)
         config = load(folder / "config.toml", overrides)
         if config.run.name != folder.resolve().name:
             raise UserError(
@@ -98,6 +97,22 @@ def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -
         config = load(config_file, overrides)
         follows = config_file is not None and _url_follows(Path(config_file), overrides)
     return addressed(config, follows)
+
+
+def _refuse_without_settings(folder: Path) -> None:
+    """UserError where the configuration of a run is not there, or is not what the run wrote: text with settings."""
+    from shared.errors import UserError
+
+    file = folder / "config.toml"
+    if not file.exists() and not any((folder / name).exists() for name in ("events.jsonl", "checkpoints")):
+        raise UserError(f"{folder} is not the folder of a run: it holds no config.toml.")
+    if file.is_file() and file.read_bytes().strip():
+        return
+    what = "is a folder" if file.is_dir() else "is empty" if file.exists() else "is not there"
+    raise UserError(
+        f"{file} {what}, and the run's own configuration belongs there: put it back from a backup, or write there what "
+        "`headrace up CONFIG.toml --dry-run` prints with the file and the settings that the run was started with."
+    )
 
 
 def addressed(config: Any, follows: bool) -> Any:

@@ -1,14 +1,15 @@
 """What can be known to go wrong before anything is started, cheap checks first; each is one sentence for the user."""
 
+import os
 import shutil
 from itertools import islice
 from pathlib import Path
 
 from cli.run import devices, local_redis, one_gpu, plan, ports, retriever
 from cli.run.prompt_lengths import PromptTokens, shortened
-from cli.run.recorder import EVENTS, read_records
+from cli.run.recorder import EVENTS, METRICS, read_records
 from cli.run.summary import has_saved
-from cli.run.untrained import is_untrained
+from cli.run.untrained import INDEX, LOCK, LOGS, is_untrained
 from services.env_search.backend import IndexSpec, build_command
 from services.env_search.corpus import parse_document
 from services.env_search.index import refuse_mismatch
@@ -47,6 +48,7 @@ class Preflight:
     def check(self) -> None:
         """Raise UserError at the first thing that is wrong."""
         get_policy(self.config.replay.policy)
+        self._places()
         self._run_folder()
         self._engine()
         model_dir = self._model()
@@ -74,9 +76,24 @@ class Preflight:
             raise error
         self.notes.append(str(error))
 
+    def _places(self) -> None:
+        """Where the run keeps folders lies none but them, and where it keeps files no folder."""
+        c, run = self.config, self.config.run_dir
+        folders = [run, c.weights_dir, c.checkpoints_dir, run / LOGS, run / INDEX, run / local_redis.FOLDER]
+        folders += [c.received_dir] if c.weights.transport != "folder" else []
+        for folder in folders:
+            if not self.resuming and run in folder.parents:
+                continue  # of a start that may be made anew what is in the way goes, and any other is refused
+            there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+            if not there.is_dir():
+                self._absent(UserError(f"{there} is no folder, and the run needs one at {folder}: move it away."))
+        for file in (run / EVENTS, run / METRICS, run / LOCK) if self.resuming else ():
+            if file.is_dir():
+                self._absent(UserError(f"{file} is a folder, and the run keeps a file there: move it away."))
+
     def _run_folder(self) -> None:
         folder = self.config.run_dir
-        if not self.resuming and folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
+        if not self.resuming and folder.is_dir() and any(folder.iterdir()) and not is_untrained(folder):
             self._absent(
                 UserError(
                     f"the run folder {folder} exists already: continue it with `headrace up --resume {folder}`, "

@@ -401,6 +401,14 @@ def test_a_run_that_is_there_already(refused: Callable[..., str], tmp_path: Path
     assert f"the run folder {folder} exists already: continue it with `headrace up --resume {folder}`" in said
 
 
+@pytest.mark.parametrize("name", ["runs", "runs/test", "weights"])
+def test_a_file_where_a_folder_is_to_be_made(refused: Callable[..., str], tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    said = refused("--weights.dir", str(tmp_path / "weights"))
+    assert said.startswith(f"{tmp_path / name} is no folder, and the run needs one at {tmp_path}")
+
+
 def test_an_override_without_a_value(refused: Callable[..., str]) -> None:
     assert "--learner.lr has no value" in refused("--learner.lr")
 

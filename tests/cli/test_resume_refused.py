@@ -78,3 +78,40 @@ def test_an_older_whole_checkpoint_is_gone_on_from(run_dir: Path, capsys: Captur
     saved(run_dir, 2)
     (saved(run_dir, 4) / STATE).unlink()
     assert "step_4 is passed over" in may_go_on(run_dir, capsys)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "weights", "received", "logs", "redis"])
+@pytest.mark.parametrize("dangling", [False, True], ids=["file", "link"])
+def test_what_lies_where_a_folder_belongs(run_dir: Path, capsys: Capture, name: str, dangling: bool) -> None:
+    there = run_dir / name
+    there.symlink_to("/nowhere") if dangling else there.touch()
+    said = refusal(run_dir, capsys, "--weights.transport", "redis")
+    assert said == f"{there} is no folder, and the run needs one at {there}: move it away."
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", ".lock"])
+def test_a_folder_where_a_file_belongs(run_dir: Path, capsys: Capture, name: str) -> None:
+    (run_dir / name).unlink(missing_ok=True)
+    (run_dir / name).mkdir()
+    assert refusal(run_dir, capsys) == f"{run_dir / name} is a folder, and the run keeps a file there: move it away."
+
+
+def test_a_configuration_that_was_emptied_lost_or_replaced(run_dir: Path, capsys: Capture) -> None:
+    file = run_dir / "config.toml"
+    file.write_text("\n")
+    assert refusal(run_dir, capsys).startswith(
+        f"{file} is empty, and the run's own configuration belongs there: put it "
+    )
+    file.unlink()
+    assert refusal(run_dir, capsys).startswith(f"{file} is not there, and the run's own configuration belongs there: ")
+    file.mkdir()
+    assert refusal(run_dir, capsys).startswith(f"{file} is a folder, and the run's own configuration belongs there: ")
+
+
+def test_the_configuration_that_a_dry_run_prints_brings_a_run_back(
+    run_dir: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (run_dir / "config.toml").write_text("")
+    assert main(["up", str(tmp_path / "run.toml"), "--dry-run"]) == 0
+    (run_dir / "config.toml").write_text(capsys.readouterr().out)
+    may_go_on(run_dir, capsys)
