@@ -59,12 +59,13 @@ def run(args: argparse.Namespace) -> int:
     if args.steps:
         defaults += ["--run.steps", str(args.steps)]
     config = up.resolve(str(example), None, defaults + args.overrides)
-    Preflight(config).check()
+    preflight = Preflight(config)
+    preflight.check()
     print(
         f"Training in {ending.shorten(config.run_dir)}; Ctrl-C stops it and leaves a run that can be resumed.",
         flush=True,
     )
-    status = up.launch(config)
+    status = up.launch(config, preflight.questions)
     if status == 0:
         ending.print_samples(config.run_dir)
         ending.print_next(config.run_dir)

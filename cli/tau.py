@@ -184,8 +184,9 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
         print(f"replay.policy = '{asked.replay.policy}' has no gate: the short run takes headroom_drift.")
         words += ["--replay.policy", "headroom_drift"]
     config = up.resolve(config_file, None, [*overrides, *words])
-    Preflight(config).check()
-    return config.run_dir if up.launch(config) == 0 else None
+    preflight = Preflight(config)
+    preflight.check()
+    return config.run_dir if up.launch(config, preflight.questions) == 0 else None
 
 
 def free_name(root: Path, name: str) -> str:

@@ -81,7 +81,7 @@ def check(study: Study) -> None:
     for run in study.runs[: len(study.arms)]:
         if trained(run) is None:
             asked = _with_questions(study, run, _ready(study, run))
-            Preflight(asked, resuming=True, dry_run=True).check()  # its folder may be half-made
+            Preflight(asked, dry_run=True).check()  # its folder may be half-made
 
 
 def _train(study: Study, run: Run, screen: StudyScreen) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cli.run import devices, local_redis, one_gpu, plan, ports, retriever
 from cli.run.prompt_lengths import PromptTokens, shortened
+from cli.run.questions import Mark, change, kept, mark_of
 from cli.run.recorder import EVENTS, METRICS, read_records
 from cli.run.summary import has_saved
 from cli.run.untrained import INDEX, LOCK, LOGS, is_untrained
@@ -38,12 +39,13 @@ PASSAGES_READ = 100
 
 class Preflight:
     """The checks of one configuration. `notes` collects what a person should know of a run that can be made; in a dry
-    run also what is absent here but need not be, and that the folder is taken.
+    run also what is absent here but need not be, and that the folder is taken. `questions`: of the data sets.
     """
 
     def __init__(self, config: Config, *, resuming: bool = False, dry_run: bool = False) -> None:
         self.config, self.resuming, self.dry_run = config, resuming, dry_run
         self.notes: list[str] = []
+        self.questions: dict[str, Mark] = {}
 
     def check(self) -> None:
         """Raise UserError at the first thing that is wrong."""
@@ -61,6 +63,7 @@ class Preflight:
         if not self.dry_run:
             self._disk(model_dir)
         train, held_out = self._data("data.train", self.config.data.train), self._held_out()
+        self._same_questions({"data.train": train, "data.eval": held_out})
         self._own_reward(train)
         if model_dir is not None:
             self._context(model_dir)
@@ -294,6 +297,15 @@ class Preflight:
             self.notes.append(f"{key} = '{source}' is not on this machine; it was not read.")
             return None
         return open_prompts(source, whole_rows=bool(self.config.reward.function))
+
+    def _same_questions(self, sets: dict[str, PromptSource | None]) -> None:
+        named = {"data.train": self.config.data.train, "data.eval": self.config.data.eval}
+        found = {key: mark_of(named[key], len(prompts)) for key, prompts in sets.items() if prompts is not None}
+        self.questions = {key: mark for key, mark in found.items() if mark is not None}
+        before = kept(self.config.run_dir) if self.resuming else {}
+        for key in before.keys() & self.questions.keys():
+            if said := change(key, before[key], self.questions[key]):
+                self.notes.append(said)
 
     def _own_reward(self, train: PromptSource | None) -> None:
         function = self.config.reward.function

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from cli.run import artefacts, local_redis
+from cli.run.questions import QUESTIONS
 from cli.run.recorder import EVENTS, METRICS, read_records
 from shared import checkpoints
 from shared.files import PARTIAL
@@ -16,7 +17,7 @@ LOCK = ".lock"  # held while the run goes on
 LOGS, CONFIG = "logs", "config.toml"
 CONFIG_ASIDE = CONFIG + PARTIAL
 _GOES = (LOGS, "weights", "received", "checkpoints", local_redis.FOLDER, EVENTS, METRICS, CONFIG, CONFIG_ASIDE)
-_GOES += (artefacts.SUMMARY, artefacts.SAMPLES, artefacts.CURVES)
+_GOES += (artefacts.SUMMARY, artefacts.SAMPLES, artefacts.CURVES, QUESTIONS, QUESTIONS + PARTIAL)
 
 
 def is_untrained(run_dir: Path) -> bool:
@@ -24,7 +25,7 @@ def is_untrained(run_dir: Path) -> bool:
     written its configuration, and nothing else.
     """
     there = {path.name for path in run_dir.iterdir()}
-    if there <= {LOCK, LOGS, CONFIG_ASIDE, INDEX}:
+    if there <= {LOCK, LOGS, CONFIG_ASIDE, QUESTIONS, QUESTIONS + PARTIAL, INDEX}:
         return not any((run_dir / LOGS).glob("*"))
     a_run = local_redis.FOLDER in there and there <= {*_GOES, INDEX, LOCK}
     trained = any(record["kind"] == "step" for record in read_records(run_dir / EVENTS))

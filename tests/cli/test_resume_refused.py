@@ -8,10 +8,13 @@ import pytest
 
 from cli import up
 from cli.main import main
+from cli.run import questions, untrained
+from cli.run.preflight import Preflight
 from shared.checkpoints import STATE
 from shared.weights import MANIFEST, digest_of
 
 Capture = pytest.CaptureFixture[str]
+NOTED = "note: data."
 
 
 @pytest.fixture
@@ -20,6 +23,9 @@ def run_dir(write_config: Callable[..., Path]) -> Path:
     config = up.resolve(str(write_config()), None, [])
     config.run_dir.mkdir(parents=True)
     (config.run_dir / "config.toml").write_text(config.to_toml())
+    preflight = Preflight(config, dry_run=True)
+    preflight.check()
+    questions.keep(config.run_dir, preflight.questions)
     (config.run_dir / "events.jsonl").write_text('{"kind": "session", "time": 0.0}\n')
     return config.run_dir
 
@@ -115,3 +121,47 @@ def test_the_configuration_that_a_dry_run_prints_brings_a_run_back(
     assert main(["up", str(tmp_path / "run.toml"), "--dry-run"]) == 0
     (run_dir / "config.toml").write_text(capsys.readouterr().out)
     may_go_on(run_dir, capsys)
+
+
+def test_training_data_that_became_longer_is_refused_and_taken_under_another_name(
+    run_dir: Path, data_file: Path, capsys: Capture
+) -> None:
+    assert NOTED not in may_go_on(run_dir, capsys)
+    before = data_file.read_text()
+    data_file.write_text(before + before)
+    said = refusal(run_dir, capsys)
+    assert said.startswith(f"data.train: {data_file} has 6 rows, and had 3 when the run was started, so ")
+    assert said.endswith(
+        ": put the file back, or, to go on with the new one, give it another name and add --data.train NAME."
+    )
+    other = data_file.rename(data_file.with_name("other.jsonl"))
+    data_file.write_text(before)
+    assert NOTED not in may_go_on(run_dir, capsys), "put back"
+    assert f"# note: data.train: the questions in {other} are not those of 3 rows in {data_file}" in may_go_on(
+        run_dir, capsys, "--data.train", str(other)
+    )
+    other.write_text(before)
+    assert NOTED not in may_go_on(run_dir, capsys, "--data.train", str(other)), "the same, elsewhere"
+
+
+def test_questions_that_changed_in_their_place_are_noted(run_dir: Path, data_file: Path, capsys: Capture) -> None:
+    text = data_file.read_text()
+    data_file.write_text(text.replace("who is it", "who are you"))
+    assert f"data.train: the questions in {data_file} are not those of 3 rows" in may_go_on(run_dir, capsys)
+    (run_dir / questions.QUESTIONS).write_text("[" * 100_000)  # nothing that could be compared
+    assert NOTED not in may_go_on(run_dir, capsys)
+
+
+def test_held_out_questions_may_change_and_that_is_noted(run_dir: Path, data_file: Path, capsys: Capture) -> None:
+    was = questions.Mark(str(data_file), "", 2)
+    marks = questions.kept(run_dir)
+    questions.keep(run_dir, {**marks, "data.eval": was})
+    said = may_go_on(run_dir, capsys, "--data.eval", str(data_file))
+    assert "data.eval: the questions in" in said and "scores from here on are not comparable" in said
+
+
+def test_what_is_kept_of_the_questions_does_not_block_the_name_of_a_run_that_trained_nothing(run_dir: Path) -> None:
+    (run_dir / "redis").mkdir()
+    assert untrained.is_untrained(run_dir)
+    untrained.clear(run_dir)
+    assert not any(run_dir.iterdir())

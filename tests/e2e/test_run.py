@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli.run.local_redis import stored_url
+from cli.run.questions import kept
 from cli.run.recorder import read_records
 from examples.smollm2.check_masks import check_run
 from shared.versions import Version
@@ -98,6 +99,7 @@ def test_what_a_person_looks_at_is_there(run: Finished) -> None:
     assert run.summary["peak_memory_bytes"] < 4 * 2**30
     assert "Before training" in (run.folder / "samples.md").read_text()
     assert (run.folder / "curves.png").stat().st_size > 10_000
+    assert {key: mark.rows > 0 for key, mark in kept(run.folder).items()} == {"data.train": True, "data.eval": True}
 
 
 def test_no_readable_file_of_a_run_holds_its_password(run: Finished) -> None:
