@@ -32,6 +32,7 @@ from shared.messages import (
 )
 from shared.payload import encode_payload
 from shared.streams import FIELD, Keys
+from shared.versions import Version
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KEYS = Keys("test")
@@ -300,3 +301,20 @@ def test_a_second_learner_is_refused_and_a_password_that_changes_meanwhile_ends_
     last = first.log.read_text().splitlines()[-1]
     assert last == "learner: Redis refuses the password: put the right one into redis.url."
     assert "Traceback" not in first.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_learner_none_of_whose_checkpoints_is_whole_leaves_with_a_sentence_and_deletes_no_weights(
+    tmp_path: Path, policy_dir: Path, redis_url: str, processes: list[Process]
+) -> None:
+    config = config_of(tmp_path, policy_dir, redis_url)
+    published = config.weights_dir / Version(0, 2).directory
+    for folder in (config.checkpoints_dir / "step_2", published):
+        folder.mkdir(parents=True)
+    process = Process(tmp_path, config)
+    processes.append(process)
+    assert process.wait(PATIENCE_S) == 2
+    said = process.log.read_text()
+    assert f"\nlearner: {config.checkpoints_dir} holds no whole checkpoint any more (step_2 " in said
+    assert "Traceback" not in said
+    assert published.is_dir() and not process.client.exists(KEYS.weights)
