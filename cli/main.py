@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from shared.nearest import hint
 
@@ -59,6 +59,28 @@ STOPPED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 2 for a mistake of the user, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _answer(words)
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()  # where it cannot be written, that is told here and not at the exit
+    except BrokenPipeError:
+        _drop_output()
+        return 0
+    except OSError as error:
+        if error.strerror is None:  # no answer of the system: a fault of ours
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(
+            f"headrace: {words[0].lstrip('-') if words else 'help'} cannot go on: {error.strerror}{where}.",
+            file=sys.stderr,
+        )
+        _drop_output()
+        return 2
+
+
+def _answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -68,13 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"headrace {version('headrace')}")
         return 0
     if words[0] not in COMMANDS:
-        print(f"headrace: there is no command '{words[0]}'; {hint(words[0], COMMANDS)}", file=sys.stderr)
+        print(f"headrace: there is no command '{words[0]}'; {hint(words[0], COMMANDS, cutoff=0.6)}", file=sys.stderr)
         return 2
     return _call(words)
 
 
 class _Parser(argparse.ArgumentParser):
     """What is wrong with the words is told in a sentence, as any other mistake of the user."""
+
+    def print_help(self, file: Any = None) -> None:
+        """As the library does, but an output that takes nothing is told."""
+        print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
         from shared.errors import UserError
@@ -107,15 +133,33 @@ def _call(words: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return STOPPED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if error.strerror is None:  # no answer of the system: a fault of ours
+    except Exception as error:
+        if not (sentence := _of_redis(error)):
             raise
-        where = f" ({error.filename})" if error.filename else ""
-        print(f"headrace: {command} cannot go on: {error.strerror}{where}.", file=sys.stderr)
+        print(f"headrace: {command} cannot go on: {sentence}", file=sys.stderr)
         return 2
+
+
+def _of_redis(error: Exception) -> str | None:
+    """What is said of an error of Redis, without its library for a command that has not used it."""
+    if "redis" not in sys.modules:
+        return None
+    import redis
+
+    from shared.redis_client import refusal
+
+    if isinstance(error, redis.RedisError):
+        return refusal(error) or f"Redis says '{str(error).rstrip('.')}': see its log, and redis.url."
+    return None
+
+
+def _drop_output() -> None:
+    """What cannot be written would fail again at the exit."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unknown(command: str, word: str, parser: argparse.ArgumentParser) -> str:

@@ -1,7 +1,7 @@
 """Waiting for Redis: one rule for every service of what is waited for, what is not, and what is said meanwhile.
 
 away, starting, read-only; out of memory; unable to add to its file    waited for, without end
-a password or a user that it refuses                                   UserError, whenever it is refused
+a password or a user that it refuses, a key of another type            UserError, whenever it is refused
 anything else                                                          raised as it is
 """
 
@@ -20,6 +20,8 @@ WHAT_TO_DO = {
     "memory": "Redis is full, and what is done waits to be stored: give it more memory (maxmemory), or lower "
     "replay.max_bytes, replay.capacity or learner.checkpoint_every",
     "disk": "Redis cannot write its append-only file, and what is done waits to be stored: make room on its disk",
+    "replica": "Redis has become a read-only replica, and what is done waits to be stored: make it a primary again, or "
+    "stop the run and resume it with the new primary in redis.url",
 }
 
 

@@ -116,6 +116,7 @@ def wait_until_up(url: str, wait_s: float) -> None:
 # why a service waits for Redis, for its metrics and for people
 SPOKEN = {
     "away": "Redis",
+    "replica": "Redis, which is a read-only replica now",
     "memory": "Redis, which is full",
     "disk": "Redis, which refuses writes until it can add to its append-only file",
 }
@@ -123,18 +124,25 @@ SPOKEN = {
 
 def why_waited_for(error: BaseException) -> str:
     """A key of SPOKEN."""
+    if isinstance(error, redis.ReadOnlyError):
+        return "replica"
     if not isinstance(error, Exception) or not is_full(error):
         return "away"
     return "disk" if is_short_of_disk(error) else "memory"
 
 
 def refusal(error: BaseException, server: str = "Redis") -> str | None:
-    """A sentence, where the server takes neither the password nor the user, or forbids the user this; else None."""
+    """A sentence, where the server refuses password or user, forbids this, or holds another's key; else None."""
     if isinstance(error, redis.AuthenticationError):
         return f"{server} refuses the password: put the right one into redis.url."
     if isinstance(error, AuthorizationError | NoPermissionError) or "executing the script can't run" in str(error):
         cause = str(error).rstrip(".")
         return f"{server} forbids the user of redis.url what a run does ({cause}): allow it all commands and keys."
+    if isinstance(error, Exception) and _says(error, "WRONGTYPE"):
+        return (
+            f"{server} holds something else under one of the run's keys (WRONGTYPE): delete what others wrote there "
+            "(TYPE tells of which kind a key is), and start what has stopped again."
+        )
     return None
 
 
@@ -155,6 +163,12 @@ def is_short_of_disk(error: Exception) -> bool:
 
 def _says(error: Exception, code: str) -> bool:
     return isinstance(error, redis.ResponseError) and code in str(error)
+
+
+async def is_replica(client: redis.asyncio.Redis) -> bool:
+    """Whether the server takes no writes since it follows another."""
+    replication: Any = await client.info("replication")
+    return replication["role"] == "slave"
 
 
 def is_short_of_memory(client: redis.Redis) -> bool:

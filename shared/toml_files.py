@@ -26,9 +26,20 @@ def read_toml(path: Path, what: str, example: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}.") from None
+        raise UserError(_twice(path, str(error)) or f"{path} is not valid TOML: {error}.") from None
     except RecursionError:
         raise UserError(f"{path} is not valid TOML: its brackets are nested too deep.") from None
+
+
+def _twice(path: Path, error: str) -> str | None:
+    """What is said of a key or a section that stands in the file twice, which the library calls overwriting."""
+    if not error.startswith(("Cannot overwrite", "Cannot declare", "Duplicate")):
+        return None
+    lines = path.read_text("utf-8-sig").rstrip().splitlines()
+    at = re.search(r"at line (\d+)", error)
+    number = int(at[1]) if at else len(lines)
+    key = lines[number - 1].partition("=")[0].partition("#")[0].strip()
+    return f"{path} line {number}: {key} is set above already: keep one of the two."
 
 
 def as_toml(value: Any) -> str:

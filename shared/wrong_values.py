@@ -24,6 +24,7 @@ _WORDS = {
         "must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter or digit"
     ),
     "missing": "is missing",
+    "model_type": "must be a section of settings, [section] with a line each, and not a value",
 }
 
 

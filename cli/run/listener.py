@@ -16,6 +16,7 @@ from shared.cancellation import raise_if_cancelled
 from shared.config import Config
 from shared.errors import UserError
 from shared.files import FULL, REFUSED
+from shared.outage import raise_if_refused
 from shared.streams import Keys
 
 RETRY_S = 0.5
@@ -40,7 +41,7 @@ class Listener:
 
     async def follow(self, client: redis.asyncio.Redis) -> None:
         """For ever; a server that is away is waited for, and a disk that is full or fails. UserError where the run's
-        folder cannot be written until a person mends it.
+        folder cannot be written until a person mends it, or Redis forbids the user to read.
         """
         while True:
             raise_if_cancelled()
@@ -48,7 +49,8 @@ class Listener:
                 reply = await client.xread({self._keys.events: self._at}, count=500, block=1000)
                 if not reply:
                     await self._begin_again_where_ids_go_back(client)
-            except (redis.RedisError, OSError):
+            except (redis.RedisError, OSError) as error:
+                raise_if_refused(error)
                 await asyncio.sleep(RETRY_S)
                 continue
             try:

@@ -25,6 +25,7 @@ from shared.gpus import Gpu, trains_in_float32, visible_gpus
 from shared.model_files import find_model, parameters_of, positions_of, read_settings, text_settings
 from shared.prompts import PromptSource, open_prompts
 from shared.redis_client import WEIGHTS_SHARE, wait_until_up
+from shared.redis_rights import refuse_unusable
 from shared.rewards import own
 from shared.strangers import refuse_strangers
 
@@ -69,6 +70,7 @@ class Preflight:
             self._context(model_dir)
         if not self.dry_run and self.config.redis.url:
             wait_until_up(self.config.redis.url, REDIS_ANSWER_S)
+            refuse_unusable(self.config.redis.url, self.config.run.name)
             refuse_strangers(self.config.redis.url, self.config.run.name, new=not self.resuming)
         if model_dir is not None:
             self._prompt_lengths(model_dir, {"data.train": train, "data.eval": held_out})

@@ -2,6 +2,7 @@
 
 import termios
 import time
+from contextlib import suppress
 from typing import IO, Protocol
 
 from rich.console import Console, Group
@@ -55,9 +56,10 @@ class LiveScreen:
     def close(self) -> None:
         """Leave the last table on the screen."""
         if self._terminal is not None:
-            self._live.stop()
-            if self._terminal:
-                termios.tcsetattr(self._live.console.file, termios.TCSADRAIN, self._terminal)
+            with suppress(OSError, termios.error):  # a terminal that is gone must not cost a run its artefacts
+                self._live.stop()
+                if self._terminal:
+                    termios.tcsetattr(self._live.console.file, termios.TCSADRAIN, self._terminal)
             self._terminal = None
 
 

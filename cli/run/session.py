@@ -34,7 +34,7 @@ from shared.config import Config
 from shared.errors import UserError
 from shared.files import hold
 from shared.heartbeats import alive
-from shared.redis_client import connect_async, wait_until_up
+from shared.redis_client import connect_async, is_replica, wait_until_up
 from shared.streams import Keys
 
 LOOK_S, SHOW_S, MEMORY_S = 1.0, 0.5, 2.0
@@ -208,8 +208,11 @@ class Session:
         try:
             while True:
                 with suppress(redis.RedisError, OSError):
-                    self.view.actors = await alive(client, keys)
-                    await self._look_for_ready(readiness, supervisor)
+                    if await is_replica(client):
+                        self.view.wait_for_primary(time.time())
+                    else:
+                        self.view.actors = await alive(client, keys)
+                        await self._look_for_ready(readiness, supervisor)
                 await asyncio.sleep(LOOK_S if not self.view.waiting_for else LOOK_S / 5)
         finally:
             await readiness.close()

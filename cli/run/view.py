@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from shared.outage import WHAT_TO_DO
+from shared.redis_client import SPOKEN
+
 RECENT_STEPS = 10
 
 
@@ -52,6 +55,12 @@ class RunView:
     def warn(self, text: str, now: float) -> None:
         """Show a sentence until the next one."""
         self.warning, self.warning_time = text, now
+
+    def wait_for_primary(self, now: float) -> None:
+        """Redis takes no writes, so nobody else can say what the run waits for."""
+        self.waiting_for = [SPOKEN["replica"]]
+        if self.warning != (text := f"{WHAT_TO_DO['replica']}."):
+            self.warn(text, now)
 
     @property
     def trained(self) -> int:

@@ -14,8 +14,9 @@ from cli.run.recorder import Recorder
 from cli.run.view import RunView
 from shared import heartbeats
 from shared.cancellation import stop as stop_tasks
-from shared.config import Config
-from shared.redis_client import connect_async, until_up
+from shared.config import Config, without_password
+from shared.outage import raise_if_refused
+from shared.redis_client import SPOKEN, connect_async, is_replica, until_up, why_waited_for
 from shared.streams import Keys
 
 LOOK_S = 1.0
@@ -23,11 +24,14 @@ LONG_S = 15.0  # between two steps nobody has to be told
 
 
 async def follow_to_end(config: Config, screen: Screen) -> bool:
-    """Record and show until the run has finished (True) or SIGINT or SIGTERM (False). UserError without a server."""
-    await until_up(config.redis.url, config.redis.wait_s)  # there is nothing to record yet: a signal ends it at once
+    """Record and show until the run has finished (True) or a signal (False). UserError without a server."""
+    shown, limit_s = without_password(config.redis.url), config.redis.wait_s
+    print(f"Following '{config.run.name}' in Redis at {shown}, for which it waits up to {limit_s:g} s.", flush=True)
+    await until_up(config.redis.url, limit_s)  # there is nothing to record yet: a signal ends it at once
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
     view = RunView(config.run.name, config.run.steps, time.time())
     recorder = Recorder(config.run_dir)
     recorder.note("session", pid=os.getpid(), steps=config.run.steps, env_latency=config.env.latency)
@@ -37,9 +41,15 @@ async def follow_to_end(config: Config, screen: Screen) -> bool:
     ends = [asyncio.ensure_future(listener.over.wait()), asyncio.ensure_future(stop.wait())]
     try:
         while not any(work.done() for work in (following, *ends)):
-            with suppress(redis.RedisError, OSError):
-                view.actors = await heartbeats.alive(client, keys)
-                view.waiting_for = waits(view, await heartbeats.of_replay(client, keys))
+            try:
+                if await is_replica(client):
+                    view.wait_for_primary(time.time())
+                else:
+                    view.actors = await heartbeats.alive(client, keys)
+                    view.waiting_for = waits(view, await heartbeats.of_replay(client, keys))
+            except (redis.RedisError, OSError) as error:
+                raise_if_refused(error)
+                view.waiting_for = [f"{SPOKEN[why_waited_for(error)]} at {shown}"]
             with suppress(OSError):  # nobody reads the pipe: it is recorded all the same
                 screen.show(view)
             await asyncio.wait([following, *ends], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)

@@ -2,8 +2,11 @@
 
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -306,6 +309,87 @@ def test_a_redis_that_drops_keys_when_it_is_full(refused: Callable[..., str], re
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", 0)
     assert "drops keys when it is full (maxmemory-policy allkeys-lru)" in said and "set it to noeviction" in said
+
+
+@contextmanager
+def user_of(redis_url: str, *rules: str) -> Iterator[str]:
+    """The address of the server for another user, who may do what `rules` say."""
+    with redis.Redis.from_url(redis_url) as owner:
+        owner.execute_command("ACL", "SETUSER", "other", "on", ">x", *rules)
+        try:
+            yield f"redis://other:x@{redis_url.rpartition('@')[2]}"
+        finally:
+            owner.execute_command("ACL", "DELUSER", "other")
+
+
+@contextmanager
+def replica_of(redis_url: str) -> Iterator[None]:
+    """The server follows one that is not there: no byte is lost, and none is taken."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            yield
+        finally:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+def test_a_replica_is_refused_with_the_address_of_its_primary(refused: Callable[..., str], redis_url: str) -> None:
+    with replica_of(redis_url):
+        said = refused("--redis.url", redis_url)
+    assert (
+        "is a read-only replica, which stores nothing of a run: put its primary, 127.0.0.1:1, into redis.url." in said
+    )
+
+
+@pytest.mark.parametrize(
+    "rules", [("~elsewhere:*", "+@all"), ("~*", "+@read", "+info", "+scan"), ("~*", "+@read", "+info", "+eval")]
+)
+def test_a_redis_user_without_the_rights_of_a_run(
+    refused: Callable[..., str], redis_url: str, rules: tuple[str, ...]
+) -> None:
+    with user_of(redis_url, *rules) as url:
+        said = refused("--redis.url", url)
+    assert "forbids the user of redis.url what a run does (" in said and said.endswith(
+        "allow it all commands and keys."
+    )
+    assert ":x@" not in said
+
+
+def test_a_key_of_another_type_is_named(refused: Callable[..., str], redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("headrace:{test}:events", "mine")
+    said = refused("--redis.url", redis_url)
+    assert "headrace:{test}:events is a string, and a run keeps a stream there: delete the key, or choose" in said
+
+
+@pytest.mark.parametrize("command", ["status", "deadletters"])
+def test_looking_at_a_run_whose_keys_are_forbidden_or_of_another_type(
+    command: str, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with user_of(redis_url, "~elsewhere:*", "+@all") as url:
+        assert main([command, "--redis", url, "--run", "test"]) == 2
+    assert re.fullmatch(rf"headrace: {command} cannot go on: Redis forbids the user .+\n", capsys.readouterr().err)
+    with redis.Redis.from_url(redis_url) as client:
+        for name in ("dead", "events", "actors"):
+            client.lpush(f"headrace:{{test}}:{name}", "mine")
+    assert main([command, "--redis", redis_url, "--run", "test"]) == 2
+    assert re.fullmatch(
+        rf"headrace: {command} cannot go on: Redis holds something else under .+\n", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["status", "--help"], ["config"], ["--version"]])
+def test_an_output_that_takes_nothing_is_one_sentence(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "cli.main", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == f"headrace: {words[0].lstrip('-')} cannot go on: No space left on device.\n"
 
 
 def test_a_web_server_in_the_place_of_redis(refused: Callable[..., str]) -> None:

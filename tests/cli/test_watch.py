@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -44,15 +45,19 @@ def test_a_finished_run_is_recorded_and_summarised(redis_url: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_watcher_that_was_stopped_goes_on_where_it_was(redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_watcher_that_was_stopped_goes_on_where_it_was(
+    number: signal.Signals, redis_url: str, tmp_path: Path
+) -> None:
     _say(redis_url, "step", step=0, steps=2)
     process = subprocess.Popen([sys.executable, "-m", "cli.main", *_command(redis_url, tmp_path)])
     deadline = time.monotonic() + 60
     while not read_records(tmp_path / NAME / METRICS):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.wait(10) == 130
+    assert (tmp_path / NAME / "summary.json").is_file()
     _say(redis_url, "step", step=1, steps=2)
     _say(redis_url, "finished", step=2, elapsed_s=2.0)
     assert main(_command(redis_url, tmp_path)) == 0
@@ -72,6 +77,39 @@ def test_one_that_waits_for_redis_leaves_at_a_signal(number: signal.Signals, tmp
             process.send_signal(number)
             _, said = process.communicate(timeout=10)
     assert process.returncode in (130, -signal.SIGTERM) and "Traceback" not in said
+
+
+def test_a_server_that_is_made_a_replica_meanwhile_is_named(redis_url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "cli.main", *_command(redis_url, tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    ends = threading.Timer(20, process.kill)
+    ends.start()
+    with redis.Redis.from_url(redis_url) as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            said = ""
+            assert process.stdout is not None
+            while "step 0/2, waiting for Redis, which is a read-only replica now" not in said:
+                line = process.stdout.readline()
+                assert line, said
+                said += line
+            assert "! Redis has become a read-only replica, and what is done waits to be stored" in said
+            assert said.startswith(f"Following '{NAME}' in Redis at redis://{redis_url.rpartition('@')[2]}, for which")
+        finally:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+            ends.cancel()
+            process.kill()
+            process.communicate()
+
+
+def test_a_user_who_may_not_read_the_run_is_told_so(redis_url: str, tmp_path: Path, capsys) -> None:
+    with redis.Redis.from_url(redis_url) as owner:
+        owner.execute_command("ACL", "SETUSER", "other", "on", ">x", "~elsewhere:*", "+@all")
+        try:
+            assert main(_command(f"redis://other:x@{redis_url.rpartition('@')[2]}", tmp_path)) == 2
+        finally:
+            owner.execute_command("ACL", "DELUSER", "other")
+    assert "Redis forbids the user of redis.url what a run does (" in capsys.readouterr().err
 
 
 def test_it_says_what_is_waited_for_before_the_first_step_and_where_a_wait_is_long() -> None:
