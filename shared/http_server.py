@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 
 from shared.errors import UserError
+from shared.request_deadline import HttpProtocol
 
 CONNECTIONS = 512  # open at once; requests on more are answered with status 503
 
@@ -24,7 +25,11 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn that leaves SIGINT and SIGTERM to whoever runs the loop."""
+    """uvicorn that leaves SIGINT and SIGTERM to whoever runs the loop, and gives a request a time to arrive in."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        config.http = HttpProtocol
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
