@@ -1,5 +1,6 @@
 """What is wrong is said in one sentence with exit status 2, before anything is started or written."""
 
+import os
 import re
 import socket
 import subprocess
@@ -379,10 +380,12 @@ def test_looking_at_a_run_whose_keys_are_forbidden_or_of_another_type(
 
 
 @pytest.mark.parametrize("words", [["--help"], ["status", "--help"], ["config"], ["--version"]])
-def test_an_output_that_takes_nothing_is_one_sentence(words: list[str]) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # it fails at the exit, or at once
+def test_an_output_that_takes_nothing_is_one_sentence(words: list[str], unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "cli.main", *words],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -515,6 +518,8 @@ def test_resuming_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_an_unknown_command_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["statsu"]) == 2
     assert "did you mean 'status'?" in capsys.readouterr().err
+    assert main(["trian"]) == 2
+    assert "there is no command 'trian'; there are up, demo, " in capsys.readouterr().err, "and not 'tau'"
 
 
 @pytest.fixture

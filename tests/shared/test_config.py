@@ -97,6 +97,13 @@ def test_a_mistake_gets_one_sentence(overrides, said):
     [
         ("lr = 1", "unknown key 'lr'; did you mean 'learner.lr'?"),
         ("topk = 1", "did you mean 'env.topk' or 'search.topk'?"),
+        ("[learner]\nlr = 1\nlr = 2\n", "run.toml line 3: lr is set above already: keep one of the two."),
+        ("[learner]\nlr = 1\nlr = 2", "run.toml line 3: lr is set above already"),
+        ("[learner]\nlr = 1\n\n[learner]\n", "run.toml line 4: [learner] is set above already"),
+        (
+            "learner = 3",
+            "run.toml: 'learner' must be a section of settings, [section] with a line each, and not a value",
+        ),
         ("[study]", "run.toml is a study, not the configuration of a run: `headrace compare "),
     ],
 )
