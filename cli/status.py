@@ -61,7 +61,7 @@ class Target:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state; 0 where the run is there or has finished, 1 where nothing runs."""
+    """Print the state; 0 where the run is there or has finished, 1 where nothing runs or nothing is known of it."""
     import redis
 
     from shared.errors import UserError
@@ -80,14 +80,16 @@ def run(args: argparse.Namespace) -> int:
             print(f"Redis does not answer; the replay service of {target.shown} does, and waits for {waiting}.")
             return 1
         return say_nothing_runs(target, args.json)
-    state["waiting_for"] = _waiting_for(target)
+    state["waiting_for"], known = _waiting_for(target), target.own or state["begun"]
     if args.json:
-        print(json.dumps({"running": True, **state}, indent=1))
+        print(json.dumps({"running": known, **state}, indent=1))
+    elif not known:
+        print(*state["troubles"], sep="\n")
     else:
         from cli.status_table import print_state
 
         print_state(target.shown, state)
-    return 0
+    return 0 if known else 1
 
 
 def find_target(args: argparse.Namespace) -> Target:
@@ -146,8 +148,10 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
     memory = client.info("memory")
     services = {name: _last_heard(client, getattr(keys, stream), groups[stream]) for name, stream in READS.items()}
     finished, trouble = _has_finished(recent), _redis_trouble(memory, client.info("persistence"))
+    begun = bool(client.exists(keys.state, keys.weights, keys.events, keys.tasks))
     return {
         "run": run_name,
+        "begun": begun,
         "version": str(notice.version) if notice else None,
         "step": next((e for e in reversed(recent) if e["kind"] == "step"), None),
         "eval": next((e for e in reversed(recent) if e["kind"] == "eval"), None),
@@ -160,7 +164,10 @@ def read_state(client: Any, run_name: str) -> dict[str, Any]:
         "redis_memory_bytes": memory["used_memory"],
         "redis_trouble": trouble,
         # on a full server nobody can report
-        "troubles": [*_strangers(client, keys), *([] if finished or trouble else _silent(client, keys, services))],
+        "troubles": [
+            *([] if begun else [_instead(client, keys)]),
+            *([] if finished or trouble else _silent(client, keys, services)),
+        ],
         "warnings": [*_warnings(client, keys), *unreadable],
         "events": [e for e in recent if e["kind"] not in ("rollout", "step", *WARNINGS)][-EVENTS_SHOWN:],
     }
@@ -176,21 +183,20 @@ def _silent(client: Any, keys: Any, heard: dict[str, float | None]) -> list[str]
     return [stopped(role) for role, key in reports.items() if role in asked and not client.exists(key)]
 
 
-def _strangers(client: Any, keys: Any) -> list[str]:
-    """Of a database that has nothing of the run, and something of others."""
-    if client.exists(keys.state, keys.weights, keys.events, keys.tasks):
-        return []
+def _instead(client: Any, keys: Any) -> str:
+    """What a database holds that has nothing of the run: other runs, others' keys, or nothing."""
     from shared.gpu_lease import PREFIX
+    from shared.nearest import hint
+    from shared.streams import run_of
 
-    ours = (keys.prefix.encode(), PREFIX.encode())
-    others = [key for key in client.scan(count=1000)[1] if not key.startswith(ours)]
-    if not others:
-        return []
-    name = others[0][:40].decode(errors="replace")
-    return [
-        f"This database holds nothing of a run '{keys.run}', and {client.dbsize()} keys of others, such as '{name}': "
-        "the run has not begun, or the address or the name is that of another."
-    ]
+    found = [key.decode(errors="replace") for key in client.scan(count=1000)[1] if not key.startswith(PREFIX.encode())]
+    runs = sorted({run for key in found if (run := run_of(key))})
+    others = [key for key in found if run_of(key) is None]
+    nothing = f"This database holds nothing of a run '{keys.run}'"
+    if runs:
+        return f"{nothing}; {hint(keys.run, runs)}"
+    held = f", and {client.dbsize()} keys of others, such as '{others[0][:40]}'" if others else ""
+    return f"{nothing}{held}: the run has not begun, or the address or the name is that of another."
 
 
 def _redis_trouble(memory: dict[str, Any], persistence: dict[str, Any]) -> str | None:
@@ -246,8 +252,11 @@ def _waiting_for(target: Target) -> str | None:
     """What the run's replay service says that the next step waits for; None where it does not answer."""
     import httpx
 
-    if not (url := replay_url(target.shown)):
-        return None
+    from cli.run.untrained import LOCK
+    from shared.files import is_held
+
+    if not (url := replay_url(target.shown)) or (target.own and not is_held(Path(target.shown) / LOCK)):
+        return None  # a run that has ended: who answers at its port is a copy's, of the same name
     try:
         health = httpx.get(f"{url}/health", timeout=HEALTH_S, trust_env=False).json()
     except (httpx.HTTPError, ValueError):

@@ -60,10 +60,13 @@ def run(args: argparse.Namespace) -> int:
         )
     config = resolve(args.config, args.resume, args.overrides)
     if args.resume is not None and not args.dry_run:
-        from cli.run import artefacts
+        from cli.run import artefacts, session, untrained
+        from shared.files import is_held
 
         if artefacts.is_complete(config):
             return show_finished(config)
+        if is_held(config.run_dir / untrained.LOCK):
+            raise UserError(session.running(config.run_dir))  # its ports are taken, too, and nothing is wrong with them
     preflight = Preflight(config, resuming=args.resume is not None, dry_run=args.dry_run)
     preflight.check()
     if args.dry_run:

@@ -32,6 +32,13 @@ EVENTS_KEPT = 20_000
 LARGEST_COUNT = 2**31  # of steps, and of lives
 
 
+def run_of(key: str) -> str | None:
+    """The name of the run that a key belongs to; None of another's key."""
+    begin, _, rest = key.partition("{")
+    name, end, _ = rest.partition("}:")
+    return name if begin == "headrace:" and end else None
+
+
 class Keys:
     """The names of a run's keys. The braces put all of them into one cluster slot, so scripts may touch several."""
 

@@ -9,6 +9,7 @@ command itself writes (session, ready, memory) have no id.
 """
 
 import json
+import math
 import os
 import re
 import time
@@ -16,11 +17,16 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from shared.errors import UserError
 from shared.files import write_whole
 
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 BEGINNING = "0-0"
 STREAM_ID = "stream_id"
+MOVED = (
+    "{0} was moved or deleted while its run went on: put it back where it was, in the place of what has been written "
+    "there since, and start the command again (`headrace up` with --resume {0})."
+)
 
 
 class Recorder:
@@ -44,10 +50,12 @@ class Recorder:
         return {(r[STREAM_ID], r["time"]) for r in self.records() if _is_of_stream(r)}
 
     def add(self, id: bytes, record: dict[str, Any]) -> None:
-        """Store an event of the stream. OSError where the disk takes no more; it may be added again then.
+        """Store an event of the stream. OSError where the disk takes no more; it may be added again then. UserError
+        where the folder is elsewhere: one half here and one there would not be put together again.
 
         A step comes into its own file first: one that is not in events.jsonl yet is read again, and replaces its line.
         """
+        self.check_place()
         if record["kind"] == "step":
             self._add_step(record)
         _append(self._events, {STREAM_ID: id.decode(), **record})
@@ -56,6 +64,15 @@ class Recorder:
     def note(self, kind: str, **fields: Any) -> None:
         """Store a record of the command's own."""
         _append(self._events, {"kind": kind, "time": time.time(), **fields})
+
+    def check_place(self) -> None:
+        """UserError where the file that is written to is no longer at its path; none where the disk does not say."""
+        try:
+            in_place = os.path.samestat(self.events_path.stat(), os.fstat(self._events.fileno()))
+        except OSError as error:
+            in_place = not isinstance(error, FileNotFoundError | NotADirectoryError)
+        if not in_place:
+            raise UserError(MOVED.format(self.events_path.parent))
 
     def close(self) -> None:
         """Both files are complete."""
@@ -78,8 +95,9 @@ def place(id: str) -> tuple[int, int]:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a file; a line that a crash cut off, or that is no record, is left out."""
-    return [record for line in _lines(path) if (record := _parsed(line)) is not None]
+    """The records of a file; a line that a crash cut off, or that is no record of such a file, is left out."""
+    records = [record for line in _lines(path) if (record := _parsed(line)) is not None]
+    return [record for record in records if record["kind"] == "step"] if path.name == METRICS else records
 
 
 def _is_of_stream(record: dict[str, Any]) -> bool:
@@ -96,7 +114,14 @@ def _parsed(line: str) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if isinstance(record, dict) and _is_whole(record) else None
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether it says what and when, and where there is a step, or must be one, which."""
+    kind, time, step = record.get("kind"), record.get("time"), record.get("step", 0)
+    dated = isinstance(time, int | float) and math.isfinite(time)
+    return isinstance(kind, str) and dated and type(step) is int and ("step" in record or kind != "step")
 
 
 def _append(file: FileIO, record: dict[str, Any]) -> None:

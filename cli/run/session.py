@@ -104,12 +104,19 @@ class Session:
         if url is None:
             return False
         client = connect_async(url)
-        watching = (self._events.follow(client), self._look(client, supervisor), self._weigh(supervisor), self._show())
+        watching = (
+            self._events.follow(client),
+            self._look(client, supervisor),
+            self._weigh(supervisor),
+            self._show(),
+            self._stay(),
+        )
         self._watchers = [asyncio.ensure_future(work) for work in watching]
         try:
             await self._start_services(supervisor, url)
             finished = await self._until_the_end(supervisor)
             await self._events.drain(client)
+            self.recorder.check_place()
             return finished
         finally:
             await stop(*self._watchers)
@@ -260,6 +267,12 @@ class Session:
             with suppress(OSError):  # the disk is full
                 self.recorder.note("warning", service="up", text=UNWATCHED)
 
+    async def _stay(self) -> None:
+        """UserError once the run's folder is elsewhere: services would begin another in its place."""
+        while True:
+            self.recorder.check_place()
+            await asyncio.sleep(LOOK_S)
+
     async def _show(self) -> None:
         while True:
             self._draw()
@@ -296,5 +309,9 @@ def undisturbed() -> Iterator[None]:
 
 def lock(run_dir: Path) -> IO[str]:
     """Hold the run's folder while the returned file is open. UserError when another command holds it."""
-    refusal = f"the run in {run_dir} is running already: stop it first, or choose another run.name."
-    return hold(run_dir / LOCK, refusal)
+    return hold(run_dir / LOCK, running(run_dir))
+
+
+def running(run_dir: Path) -> str:
+    """What is said of a folder that another command holds."""
+    return f"the run in {run_dir} is running already: stop it first, or choose another run.name."

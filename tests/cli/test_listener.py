@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from cli.run.listener import Listener
-from cli.run.recorder import EVENTS, Recorder, read_records
+from cli.run.recorder import EVENTS, METRICS, Recorder, read_records
 from cli.run.view import RunView
 from shared import events
 from shared.cancellation import stop
@@ -52,15 +52,24 @@ async def test_a_full_disk_is_said_and_waited_for(
     assert [r["step"] for r in read_records(config.run_dir / EVENTS)] == [0, 1]
 
 
-async def test_a_folder_that_a_person_must_mend_ends_the_watching(redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "break_it, said",
+    [
+        (shutil.rmtree, "{} was moved or deleted while its run went on"),
+        (lambda folder: (folder / METRICS).mkdir(), "{} cannot be written .*, and start it again"),
+    ],
+)
+async def test_a_folder_that_a_person_must_mend_ends_the_watching(
+    break_it: Callable[[Path], object], said: str, redis_url: str, tmp_path: Path
+) -> None:
     config = build({"run": {"name": "gone", "root": str(tmp_path)}})
     config.run_dir.mkdir()
     with redis.Redis.from_url(redis_url) as client:
         events.emit(client, Keys("gone"), "step", step=0, steps=2)
     recorder, reader = Recorder(config.run_dir), connect_async(redis_url)
     listener = Listener(config, RunView("gone", 2, time.time()), recorder)
-    shutil.rmtree(config.run_dir)
-    with pytest.raises(UserError, match=f"{config.run_dir} cannot be written .*, and start it again"):
+    break_it(config.run_dir)
+    with pytest.raises(UserError, match=said.format(config.run_dir)):
         async with asyncio.timeout(20):
             await listener.follow(reader)
     recorder.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.run.recorder import Recorder, read_records
+from shared.errors import UserError
 
 
 def step(number: int, version: int = 0) -> dict:
@@ -97,3 +98,30 @@ def test_a_full_disk_takes_no_part_of_a_line_and_a_step_that_one_file_took_is_in
     recorder.close()
     assert lines(tmp_path) == [(0, 0)]
     assert [r["kind"] for r in read_records(tmp_path / "events.jsonl")] == ["rollout", "step"]
+
+
+def test_a_line_that_lacks_what_every_record_has_is_left_out_and_its_neighbours_stay(tmp_path: Path) -> None:
+    good = [step(0), {"kind": "eval", "time": 1.0, "round": 0}, step(1)]
+    bad = [{}, {"kind": "step", "time": 1.0}, {"kind": "eval"}, {"time": 1.0}, {"kind": 3, "time": 1.0}]
+    bad += [{**step(2), "step": wrong} for wrong in ("2", None, 2.0, True)]
+    bad += [{**step(2), "time": wrong} for wrong in ("now", None, float("nan"))]
+    lines = [json.dumps(record) for record in (good[0], *bad[:6], good[1], *bad[6:], good[2])]
+    for name in ("events.jsonl", "metrics.jsonl"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        assert read_records(tmp_path / name) == (good if name == "events.jsonl" else [good[0], good[2]])
+    Recorder(tmp_path).close()
+
+
+def test_a_folder_that_was_moved_is_noticed(tmp_path: Path) -> None:
+    (there := tmp_path / "run").mkdir()
+    recorder = Recorder(there)
+    recorder.check_place()
+    there.rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="was moved or deleted while its run went on"):
+        recorder.check_place()
+    there.mkdir()
+    (there / "events.jsonl").write_text("another's")
+    with pytest.raises(UserError, match="was moved or deleted"):
+        recorder.add(b"1-0", step(0))
+    assert not (there / "metrics.jsonl").exists()
+    recorder.close()

@@ -122,14 +122,21 @@ def test_services_that_neither_report_nor_ask_are_named(run_in_redis: str, monke
         assert read_state(client, "exp7")["troubles"] == []
 
 
-def test_a_database_of_others_is_named(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_not_there_is_told_with_what_is(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["status", "--redis", redis_url, "--run", "exp7"]
-    assert main(words) == 0
-    assert "This database" not in capsys.readouterr().out
+    nothing = "This database holds nothing of a run 'exp7'"
+    assert main(words) == 1
+    assert capsys.readouterr().out.startswith(f"{nothing}: the run has not begun, or the address")
     with redis.Redis.from_url(redis_url) as client:
         client.set("session:42", "x")
-    assert main(words) == 0
-    assert "nothing of a run 'exp7', and 1 keys of others, such as 'session:42'" in _flat(capsys.readouterr().out)
+        assert main(words) == 1
+        assert f"{nothing}, and 1 keys of others, such as 'session:42': the" in capsys.readouterr().out
+        client.set(mark_of("exp7"), "of a GPU's lease alone, no run's key")
+        client.set(Keys("exp8").state, "x")
+    assert main(words) == 1
+    assert capsys.readouterr().out == f"{nothing}; did you mean 'exp8'?\n"
+    assert main([*words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["running"] is False
 
 
 def test_a_server_that_is_none_for_the_run_is_named_in_one_sentence(

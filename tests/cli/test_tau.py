@@ -38,6 +38,7 @@ def step(number: int, drifts: list[float], tau: float = TAU) -> dict:
     """The part of a step event that is read."""
     return {
         "kind": "step",
+        "time": 1.0,
         "step": number,
         "tau": tau,
         "scanned": len(drifts),
@@ -150,10 +151,10 @@ def test_the_noise_of_drift_is_told_beside_the_gates_in_their_measure(run_dir, c
 
 
 def test_a_run_that_scanned_nothing_is_refused(run_dir, capsys):
-    (run_dir / "events.jsonl").write_text(json.dumps({"kind": "step", "step": 0, "scanned": 0}) + "\n")
+    (run_dir / "events.jsonl").write_text(json.dumps({"kind": "step", "time": 1.0, "step": 0, "scanned": 0}) + "\n")
     assert main(["tau", str(run_dir)]) == 2
     assert "scanned no group in its 1 steps: none of them had both right and wrong" in capsys.readouterr().err
-    mixed = {"kind": "step", "step": 0, "scanned": 0, "mixed_groups": 3}
+    mixed = {"kind": "step", "time": 1.0, "step": 0, "scanned": 0, "mixed_groups": 3}
     (run_dir / "events.jsonl").write_text(json.dumps(mixed) + "\n")
     assert main(["tau", str(run_dir)]) == 2
     assert "make a longer run" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Stopped and killed in every way: no process outlives the command, and the run goes on as if nothing had been."""
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -77,6 +78,25 @@ def test_a_run_survives_ctrl_c_in_every_phase_and_the_death_of_its_command(
     last.assert_gone()
     assert_complete(run_dir, steps)
     assert [e["round"] for e in of_kind(run_dir, "eval")] == [0, steps]
+
+
+def test_a_run_whose_folder_is_moved_stops_and_goes_on_once_it_is_back(
+    start: Start, folder: Path, policy: Path
+) -> None:
+    run_dir, steps = folder / "moved", 40
+    going = start(*up(policy, "moved", steps, 8))
+    going.wait_until(lambda: trained(run_dir) >= 2, "two steps", START_S)
+    again = start("up", "--resume", "moved")
+    assert again.wait(STEP_S) == 2 and "moved is running already: stop it first" in again.said
+    run_dir.rename(folder / "elsewhere")
+    assert going.wait(STEP_S) == 2
+    going.assert_gone()
+    assert f"{run_dir} was moved or deleted while its run went on" in going.said
+    shutil.rmtree(run_dir, ignore_errors=True)
+    (folder / "elsewhere").rename(run_dir)
+    last = start("up", "--resume", "moved")
+    assert last.wait(RUN_S) == 0, last.said
+    assert_complete(run_dir, steps)
 
 
 def interrupt(command: Command) -> None:
