@@ -49,7 +49,7 @@ def is_held(path: Path) -> bool:
     """Whether a process, on this machine or on one that shares the folder, has locked the file by `hold`."""
     try:
         file = path.open()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
     with file:
         try:

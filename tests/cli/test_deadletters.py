@@ -82,7 +82,9 @@ def test_a_run_without_letters_and_one_that_does_not_run_are_said_plainly(
     assert main(["deadletters", str(run_dir)]) == 2
     said = capsys.readouterr().err
     assert f"nothing runs for {run_dir}" in said and f"`headrace up --resume {run_dir}` starts it" in said
-    (run_dir / "events.jsonl").write_text('{"kind": "step", "step": 99}\n{"kind": "finished", "step": 100}\n')
+    (run_dir / "events.jsonl").write_text(
+        '{"kind": "step", "time": 1, "step": 99}\n{"kind": "finished", "time": 2, "step": 100}\n'
+    )
     (run_dir / "checkpoints" / "step_100").mkdir(parents=True)
     assert main(["deadletters", str(run_dir)]) == 2
     assert f"up --resume {run_dir}` with --run.steps 200, for example, trains on" in capsys.readouterr().err
