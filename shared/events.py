@@ -21,7 +21,7 @@ Figure = Number | None  # not finite: null in JSON
 Figures = dict[str, Figure]
 
 
-class _Said(msgspec.Struct, tag_field="kind", kw_only=True):
+class Said(msgspec.Struct, tag_field="kind", kw_only=True):
     """Any record."""
 
     time: Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
@@ -31,7 +31,7 @@ class _Said(msgspec.Struct, tag_field="kind", kw_only=True):
     reason: str = ""
 
 
-class _Step(_Said, tag="step", kw_only=True):
+class _Step(Said, tag="step", kw_only=True):
     """All other fields are figures."""
 
     step: Count
@@ -46,7 +46,7 @@ class _Step(_Said, tag="step", kw_only=True):
     counterfactual: dict[str, Figure | Figures] = {}
 
 
-class _Eval(_Said, tag="eval", kw_only=True):
+class _Eval(Said, tag="eval", kw_only=True):
     """All other fields are figures."""
 
     round: Count
@@ -55,38 +55,38 @@ class _Eval(_Said, tag="eval", kw_only=True):
     version_max: Any = None
 
 
-class _Rollout(_Said, tag="rollout", kw_only=True):
+class _Rollout(Said, tag="rollout", kw_only=True):
     round: Count = -1
     reward: Figure = None
     task_kind: str = ""
 
 
-class _Swap(_Said, tag="swap", kw_only=True):
+class _Swap(Said, tag="swap", kw_only=True):
     seconds: Number = 0.0
     stall_s: Number = 0.0
 
 
-class _Finished(_Said, tag="finished", kw_only=True):
+class _Finished(Said, tag="finished", kw_only=True):
     step: Count
     elapsed_s: Figure = None
 
 
-class _Refused(_Said, tag="refused", kw_only=True):
+class _Refused(Said, tag="refused", kw_only=True):
     pass
 
 
-class _Actor(_Said, tag="actor", kw_only=True):
+class _Actor(Said, tag="actor", kw_only=True):
     pass
 
 
-class _Warning(_Said, tag="warning", kw_only=True):
+class _Warning(Said, tag="warning", kw_only=True):
     """Of a damaged checkpoint with the trained steps that are lost: from one step on, to below another."""
 
     lost_from: Count = 0
     lost_to: Count = 0
 
 
-class _Resumed(_Said, tag="resumed", kw_only=True):
+class _Resumed(Said, tag="resumed", kw_only=True):
     pass
 
 
@@ -111,24 +111,25 @@ def check_step(fields: dict[str, Any]) -> None:
     """Raise Malformed where a step with these fields would not be read."""
     try:
         data = _encode({"kind": "step", "time": 0.0, "step": 0} | fields)
-        if not isinstance(_checked(data)[0], _Step):
+        if not isinstance(as_event(_decode(data)), _Step):
             raise Malformed("figures that are not a step's")
     except (TypeError, *UNREADABLE) as error:
         raise Malformed(str(error)) from None
 
 
-def _checked(data: bytes) -> tuple[_Said, dict[str, Any]]:
-    record = _decode(data)
+def as_event(record: dict[str, Any]) -> Said:
+    """What readers rely on of a record. Raises one of UNREADABLE where it is none, whatever else it is."""
     known = msgspec.convert(record, _Record)
     if isinstance(known, _Step | _Eval):
         named = ("kind", *known.__struct_fields__)
         msgspec.convert({name: value for name, value in record.items() if name not in named}, Figures)
-    return known, record
+    return known
 
 
 def _read(id: bytes, data: bytes) -> dict[str, Any]:
     try:
-        return _checked(data)[1]
+        as_event(record := _decode(data))
+        return record
     except UNREADABLE as error:
         text = f"an event cannot be read, and is left out: {plain(str(error))}."
         return {"kind": "warning", "time": said_at(id), "service": "somebody", "text": text}

@@ -100,11 +100,14 @@ class Supervisor:
         """Whether nobody is left to end the processes, should this one be killed."""
         return self._warden.gone
 
-    async def stop(self) -> None:
-        """End every process: SIGTERM, SIGKILL when its time is over; then those that come last, sooner."""
+    async def stop(self, at_once: bool = False) -> None:
+        """End every process: SIGTERM, SIGKILL when its time is over; then those that come last, sooner.
+
+        at_once: with no time to write anything more.
+        """
         self._stopping = True
         entries = list(self.running.values())
-        await self._end([r for r in entries if not r.program.last], self._terminate_s)
+        await self._end([r for r in entries if not r.program.last], 0 if at_once else self._terminate_s)
         await self._end([r for r in entries if r.program.last], TERMINATE_LAST_S)
         for task in self._tasks:
             task.cancel()

@@ -9,7 +9,6 @@ command itself writes (session, ready, memory) have no id.
 """
 
 import json
-import math
 import os
 import re
 import time
@@ -17,12 +16,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from cli.run.records import STREAM_ID, is_record
 from shared.errors import UserError
 from shared.files import write_whole
 
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 BEGINNING = "0-0"
-STREAM_ID = "stream_id"
 MOVED = (
     "{0} was moved or deleted while its run went on: put it back where it was, in the place of what has been written "
     "there since, and start the command again (`headrace up` with --resume {0})."
@@ -65,13 +64,16 @@ class Recorder:
         """Store a record of the command's own."""
         _append(self._events, {"kind": kind, "time": time.time(), **fields})
 
-    def check_place(self) -> None:
-        """UserError where the file that is written to is no longer at its path; none where the disk does not say."""
+    def is_in_place(self) -> bool:
+        """Whether the file that is written to is still the one at its path; True where the disk does not say."""
         try:
-            in_place = os.path.samestat(self.events_path.stat(), os.fstat(self._events.fileno()))
+            return os.path.samestat(self.events_path.stat(), os.fstat(self._events.fileno()))
         except OSError as error:
-            in_place = not isinstance(error, FileNotFoundError | NotADirectoryError)
-        if not in_place:
+            return not isinstance(error, FileNotFoundError | NotADirectoryError)
+
+    def check_place(self) -> None:
+        """UserError where it is not."""
+        if not self.is_in_place():
             raise UserError(MOVED.format(self.events_path.parent))
 
     def close(self) -> None:
@@ -101,8 +103,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_of_stream(record: dict[str, Any]) -> bool:
-    id, time = record.get(STREAM_ID), record.get("time")
-    return isinstance(id, str) and bool(re.fullmatch(r"\d{1,20}-\d{1,20}", id)) and isinstance(time, float)
+    id = record.get(STREAM_ID)
+    return isinstance(id, str) and bool(re.fullmatch(r"\d{1,20}-\d{1,20}", id)) and max(place(id)) < 2**64
 
 
 def _lines(path: Path) -> list[str]:
@@ -114,14 +116,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and _is_whole(record) else None
-
-
-def _is_whole(record: dict[str, Any]) -> bool:
-    """Whether it says what and when, and where there is a step, or must be one, which."""
-    kind, time, step = record.get("kind"), record.get("time"), record.get("step", 0)
-    dated = isinstance(time, int | float) and math.isfinite(time)
-    return isinstance(kind, str) and dated and type(step) is int and ("step" in record or kind != "step")
+    return record if is_record(record) else None
 
 
 def _append(file: FileIO, record: dict[str, Any]) -> None:

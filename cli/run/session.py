@@ -92,7 +92,7 @@ class Session:
             began = time.monotonic()
             self.view.phase = "stopping"
             self._draw()
-            await supervisor.stop()
+            await supervisor.stop(at_once=not self.recorder.is_in_place())  # nothing is saved where the folder was
             stop_seconds = time.monotonic() - began
             with suppress(OSError):
                 self.recorder.note("stopped", seconds=round(stop_seconds, 3))
@@ -165,6 +165,7 @@ class Session:
             if not task.done():
                 task.cancel()
         if failed.done() and not failed.cancelled():
+            self.recorder.check_place()  # of which a service may have died
             raise failed.result()
         for watcher in self._watchers:
             if watcher.done():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.run.recorder import Recorder, read_records
+from cli.run.summary import summarise
 from shared.errors import UserError
 
 
@@ -100,16 +101,38 @@ def test_a_full_disk_takes_no_part_of_a_line_and_a_step_that_one_file_took_is_in
     assert [r["kind"] for r in read_records(tmp_path / "events.jsonl")] == ["rollout", "step"]
 
 
-def test_a_line_that_lacks_what_every_record_has_is_left_out_and_its_neighbours_stay(tmp_path: Path) -> None:
-    good = [step(0), {"kind": "eval", "time": 1.0, "round": 0}, step(1)]
-    bad = [{}, {"kind": "step", "time": 1.0}, {"kind": "eval"}, {"time": 1.0}, {"kind": 3, "time": 1.0}]
-    bad += [{**step(2), "step": wrong} for wrong in ("2", None, 2.0, True)]
-    bad += [{**step(2), "time": wrong} for wrong in ("now", None, float("nan"))]
-    lines = [json.dumps(record) for record in (good[0], *bad[:6], good[1], *bad[6:], good[2])]
+SESSION = {"kind": "session", "time": 1.0, "pid": 7, "steps": 9, "env_latency": ""}
+BAD = [
+    *({}, [], 3, {"kind": "step", "time": 1.0}, {"kind": "eval"}, {"time": 1.0}, {"kind": 3, "time": 1.0}),
+    *({**step(2), "step": wrong} for wrong in ("2", None, 2.5, True)),
+    *({**step(2), "time": wrong} for wrong in ("now", None, float("nan"), True, 10**400)),
+    *({**step(2), "learner": None}, {**step(2), "seconds": "2"}),
+    *({"kind": kind, "time": 1.0} for kind in ("finished", "eval", "memory", "ready", "stopped", "fault")),
+    {**SESSION, "steps": "9"},
+    {"kind": ["session"], "time": 1.0},
+]
+
+
+def test_a_line_that_is_no_such_record_is_left_out_and_its_neighbours_stay(tmp_path: Path) -> None:
+    good = [SESSION, step(0), {"stream_id": "1-0", "kind": "eval", "time": 1.0, "round": 0, "em": 0.5}, step(1)]
+    good += [
+        {"kind": "memory", "time": 2.0, "peak_bytes": 3, "measure": "PSS"},
+        {"kind": "stopped", "time": 3.0, "seconds": 1.5},
+    ]
+    lines = [json.dumps(record) for record in (*good[:2], *BAD, *good[2:])]
     for name in ("events.jsonl", "metrics.jsonl"):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
-        assert read_records(tmp_path / name) == (good if name == "events.jsonl" else [good[0], good[2]])
+        assert read_records(tmp_path / name) == [r for r in good if name == "events.jsonl" or r["kind"] == "step"]
     Recorder(tmp_path).close()
+    assert summarise(read_records(tmp_path / "events.jsonl"))["steps"] == 2
+
+
+def test_an_id_that_no_stream_has_is_not_where_it_reads_on(tmp_path: Path) -> None:
+    ids = ("1-0", "99999999999999999999-0", "2-18446744073709551616", "x")
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps({"stream_id": id, **step(0)}) + "\n" for id in ids))
+    recorder = Recorder(tmp_path)
+    recorder.close()
+    assert recorder.last_id == "1-0"
 
 
 def test_a_folder_that_was_moved_is_noticed(tmp_path: Path) -> None:
