@@ -252,11 +252,8 @@ def _waiting_for(target: Target) -> str | None:
     """What the run's replay service says that the next step waits for; None where it does not answer."""
     import httpx
 
-    from cli.run.untrained import LOCK
-    from shared.files import is_held
-
-    if not (url := replay_url(target.shown)) or (target.own and not is_held(Path(target.shown) / LOCK)):
-        return None  # a run that has ended: who answers at its port is a copy's, of the same name
+    if not (url := replay_url(target.shown)):
+        return None
     try:
         health = httpx.get(f"{url}/health", timeout=HEALTH_S, trust_env=False).json()
     except (httpx.HTTPError, ValueError):

@@ -50,7 +50,9 @@ def test_a_watcher_that_was_stopped_goes_on_where_it_was(
     number: signal.Signals, redis_url: str, tmp_path: Path
 ) -> None:
     _say(redis_url, "step", step=0, steps=2)
+    heard = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and children are born so
     process = subprocess.Popen([sys.executable, "-m", "cli.main", *_command(redis_url, tmp_path)])
+    signal.signal(signal.SIGHUP, heard)
     deadline = time.monotonic() + 60
     while not read_records(tmp_path / NAME / METRICS):
         assert time.monotonic() < deadline and process.poll() is None
