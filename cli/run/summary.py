@@ -48,8 +48,11 @@ def is_finished(records: Records) -> bool:
 
 
 def has_saved(records: Records) -> bool:
-    """Whether a checkpoint was written, as a later step or a learner that resumed from it says."""
-    return any(r["kind"] == "resumed" or r.get("learner", {}).get("checkpoint_s") for r in records)
+    """Whether a checkpoint was written, as a later step or a learner that resumed from it says: replay says `resumed`
+    too, also of a run without one.
+    """
+    resumed = (r for r in records if r["kind"] == "resumed" and "lineage" in r)
+    return any(r.get("step") for r in resumed) or any(r.get("learner", {}).get("checkpoint_s") for r in records)
 
 
 def last_of_each_step(records: Records) -> list[dict[str, Any]]:

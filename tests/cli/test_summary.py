@@ -11,7 +11,7 @@ from cli.run import artefacts, ending
 from cli.run.curves import draw
 from cli.run.ending import of_the_policy
 from cli.run.samples import as_markdown, before_and_after
-from cli.run.summary import summarise
+from cli.run.summary import has_saved, summarise
 
 NEEDED = {
     *("steps", "seconds", "em_first", "em_last", "reward_first", "reward_last", "groups_generated", "groups_trained"),
@@ -183,3 +183,9 @@ def test_what_was_sampled_moves_no_cursor(tmp_path: Path, capsys: pytest.Capture
     ending.print_samples(tmp_path)
     shown = capsys.readouterr().out
     assert "next line" in shown and "\x1b" not in shown and "\x07" not in shown
+
+
+def test_a_run_has_saved_where_its_learner_says_so_and_not_where_replay_began_again() -> None:
+    replays = {"kind": "resumed", "time": 1.0, "service": "replay", "version": "1.0", "step": 0}
+    assert not has_saved([replays, {"kind": "resumed", "time": 2.0, "step": 0, "lineage": 1}])
+    assert has_saved([replays, {"kind": "resumed", "time": 2.0, "step": 2, "lineage": 1}])
