@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         f"Training in {ending.shorten(config.run_dir)}; Ctrl-C stops it and leaves a run that can be resumed.",
         flush=True,
     )
-    status = up.launch(config, preflight.questions)
+    status = up.launch(preflight)
     if status == 0:
         ending.print_samples(config.run_dir)
         ending.print_next(config.run_dir)

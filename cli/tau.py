@@ -186,7 +186,7 @@ def _short_run(config_file: str, steps: int, overrides: list[str]) -> Path | Non
     config = up.resolve(config_file, None, [*overrides, *words])
     preflight = Preflight(config)
     preflight.check()
-    return config.run_dir if up.launch(config, preflight.questions) == 0 else None
+    return config.run_dir if up.launch(preflight) == 0 else None
 
 
 def free_name(root: Path, name: str) -> str:

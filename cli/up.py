@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for note in preflight.notes:
         print(f"headrace: note: {note}", file=sys.stderr)
-    return launch(config, preflight.questions, anew=args.resume is None)
+    return launch(preflight, anew=args.resume is None)
 
 
 def resolve(config_file: str | None, resume: str | None, overrides: list[str]) -> Any:
@@ -147,23 +146,24 @@ def _url_follows(file: Path, overrides: list[str]) -> bool:
     return url is None or plan.is_own_retriever(url, port)
 
 
-def launch(config: Any, data: Mapping[str, Any], anew: bool = False) -> int:
-    """Run a checked configuration; the artefacts are in its folder when this returns.
+def launch(checked: Any, anew: bool = False) -> int:
+    """Run the configuration of a Preflight; the artefacts are in its folder when this returns.
 
-    data: `Preflight.questions`. anew: what a run that never trained a step has left in the folder goes first.
+    anew: what a run that never trained a step has left in the folder goes first.
     """
     from cli.called import called
     from cli.run import artefacts, ending, plan, questions, session, untrained
     from cli.run.progress import screen_for
     from shared.files import write_whole
 
+    config = checked.config
     run_dir: Path = config.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     with session.lock(run_dir):
         if anew:
             untrained.clear(run_dir)
         (run_dir / "logs").mkdir(exist_ok=True)
-        questions.keep(run_dir, data)
+        questions.keep(run_dir, checked.questions)
         write_whole(run_dir / "config.toml", config.to_toml())
         page = plan.service_url(config.replay.host, config.replay.port)
         print(f"The buffer and every rollout are shown at {page}, and by `{called()} top`.", flush=True)

@@ -4,7 +4,7 @@ Whoever reads them relies on the fields; a line that lacks one, or holds another
 off is.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -49,7 +49,7 @@ class _Fault(Said, tag="fault", kw_only=True):
 
 
 _OWN = _Session | _Stopped | _Restart | _Ready | _Memory | _Fault
-_KINDS = ("session", "stopped", "restart", "ready", "memory", "fault")
+_KINDS = tuple(note.__struct_config__.tag for note in get_args(_OWN))
 
 
 def is_record(line: Any) -> bool:

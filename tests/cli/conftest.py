@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from cli.main import main
 
 TEMPLATE = (
     "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -97,3 +100,30 @@ batch = 16
         return file
 
     return write
+
+
+@pytest.fixture
+def refused(
+    write_config: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Run `headrace up` with overrides; the sentence, without the name in front."""
+
+    def run(*overrides: str, more: str = "") -> str:
+        before = set(tmp_path.rglob("*"))
+        status = main(["up", str(write_config(more)), *overrides])
+        said = capsys.readouterr()
+        assert status == 2
+        assert said.err.startswith("headrace: ")
+        assert said.err.count("\n") == 1, "one sentence, one line"
+        assert "Traceback" not in said.err
+        left = set(tmp_path.rglob("*")) - before
+        assert left <= {tmp_path / "run.toml"}
+        return said.err.removeprefix("headrace: ").rstrip()
+
+    return run
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
