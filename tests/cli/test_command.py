@@ -185,7 +185,7 @@ def test_the_demo_looks_for_a_free_name_where_it_will_run(
 ) -> None:
     (tmp_path / "there" / "atlas-001").mkdir(parents=True)
     started = []
-    monkeypatch.setattr(up, "launch", lambda config, data: started.append(config.run.name) or 1)
+    monkeypatch.setattr(up, "launch", lambda checked: started.append(checked.config.run.name) or 1)
     assert main(["demo", "--run.root", str(tmp_path / "there")]) == 1 and started == ["atlas-002"]
     assert main(["demo", "--name", "a", "--run.name", "b"]) == 2
     assert "give one of them" in capsys.readouterr().err
