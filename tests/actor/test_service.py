@@ -223,10 +223,11 @@ def idle_ms(client: redis.Redis) -> list[int]:
 
 
 def make_config_endless(config: Config) -> Config:
-    """One turn of hundreds of tokens in many rows: seconds of work."""
+    """One turn of hundreds of tokens in many rows: seconds of work, of whose beginning it is heard soon."""
     from shared.config import build
 
     tree = config.model_dump()
+    tree["actor"] |= {"heartbeat_s": 0.2}
     tree["env"] |= {"kind": "single"}
     tree["rollout"] |= {"max_tokens": 500, "max_turn_tokens": 400}
     return build(tree)
